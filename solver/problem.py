@@ -26,7 +26,9 @@ class Option:
         rungs: (ladder key, budget) pairs the option needs a communicator for.
         changes: knobs that differ from stock; fewer wins among equals.
         worst_time_us, worst_energy_mj: 90 % upper figures from the profile's intervals (0: same as nominal).
-        carry_us: communication left running into the next span, integer microseconds.
+        carry_us: communication left running into the next span, integer microseconds. It is charged in full
+            (the next span starts that much later), so feeding spilling options is safe, never flattering.
+        decision: names the same choice at every clock, for `Problem.governed`; empty: the label is that name.
     """
 
     label: str
@@ -39,6 +41,7 @@ class Option:
     worst_time_us: int = 0
     worst_energy_mj: int = 0
     carry_us: int = 0
+    decision: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,10 +31,13 @@ class Solution:
         status: see Status. objective: what was minimised.
         choices: option index (into the span's kind) for each span; empty without a plan.
         time_us, energy_mj: of the plan, re-judged by `solver.check`.
-        bound: proven lower bound of the objective, in its unit (us or mJ). certificate: the method that gave it.
+        bound: proven lower bound of the objective, in its unit (us or mJ). certificate: how it was proven.
         gap: (value - bound) / value, 0 where both are 0.
         switches: changes of clock. solve_s: wall time.
         reason: for infeasible limits, the least possible and the limit that binds.
+        worst_time_us, worst_energy_mj: the plan under the 90 % upper figures of its options. A robust solve
+            optimises and bounds these instead of time_us and energy_mj.
+        changes: knobs that differ from stock, summed over the chain.
     """
 
     status: Status
@@ -48,6 +51,9 @@ class Solution:
     switches: int = 0
     solve_s: float = 0.0
     reason: str = ""
+    worst_time_us: int = 0
+    worst_energy_mj: int = 0
+    changes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

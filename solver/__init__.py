@@ -1,0 +1,30 @@
+"""Solver of Kareus: the whole time-energy frontier of a training step, with proof."""
+
+from __future__ import annotations
+
+from solver.check import Judged, judge, require_valid
+from solver.dag import DagNode, DagOption, DagProblem, DagSolution
+from solver.errors import ContradictionError, ProblemError, SolverError
+from solver.problem import Limits, Option, Problem, SpanKind
+from solver.solution import Frontier, Objective, Solution, Status
+
+__all__ = [
+    "ContradictionError",
+    "DagNode",
+    "DagOption",
+    "DagProblem",
+    "DagSolution",
+    "Frontier",
+    "Judged",
+    "Limits",
+    "Objective",
+    "Option",
+    "Problem",
+    "ProblemError",
+    "Solution",
+    "SolverError",
+    "SpanKind",
+    "Status",
+    "judge",
+    "require_valid",
+]
