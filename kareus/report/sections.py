@@ -1,0 +1,185 @@
+"""The sections of the page below its headline, each from its part of the data."""
+
+from __future__ import annotations
+
+from kareus.report.data import Breakdown, Effect, ReportData, Source
+from kareus.report.frontier import plot
+from kareus.report.markup import el, source_tag, table, text
+from kareus.report.numbers import change, joules, ms, signed_percent
+from kareus.report.timeline import ZOOMS, legend, rank_figure
+
+_SHARES = (  # attribute of Breakdown, colour, words
+    ("compute_alone_us", "k-gemm", "compute alone"),
+    ("overlapped_us", "k-both", "compute with communication beside it"),
+    ("exposed_us", "k-exposed", "exposed communication"),
+    ("idle_us", "k-idle", "idle"),
+)
+
+
+def sections(report: ReportData) -> list[str]:
+    """Return the sections in reading order; those without data say so or are left out."""
+    return [
+        _time_part(report), _timeline_part(report), _frontier_part(report), _decision_part(report),
+        _policy_part(report), _scaling_part(report), _trust_part(report), _replay_part(report),
+    ]  # fmt: skip
+
+
+def energy_change(before: Effect, after: Effect) -> float | None:
+    """Return the relative change of energy, None where either is unknown."""
+    if before.energy_j is None or after.energy_j is None:
+        return None
+    return change(before.energy_j, after.energy_j)
+
+
+def _part(title: str, lead: str, *content: str) -> str:
+    return el("section", el("h2", text(title)), el("p", lead, class_="lead"), *content, class_="part")
+
+
+def _time_part(report: ReportData) -> str:
+    bars, rows = [], []
+    for name, parts, source in (
+        ("before", report.before, report.ranks[0].before.source if report.ranks else report.recorded.source),
+        ("after", report.after, Source.PREDICTED),
+    ):
+        longest = max(report.before.span_us, report.after.span_us)
+        bars.append(_share_bar(name, parts, longest))
+        rows.append(
+            [f"{name} {source_tag(source)}", ms(parts.span_us)]
+            + [ms(_share(parts, attribute)) for attribute, _, _ in _SHARES]
+        )
+    entries = [el("li", el("span", class_=f"swatch {style}"), text(words)) for _, style, words in _SHARES]
+    head = ["slowest rank", "step", *(words for _, _, words in _SHARES)]
+    lead = "Exposed communication is time in which a collective runs and no computation does."
+    numbers = table("Where the time of a step goes", head, rows, numeric=frozenset(range(1, 6)))
+    return _part("Where the time goes", lead, *bars, el("ul", *entries, class_="legend"), "<br/>", numbers)
+
+
+def _share(parts: Breakdown, attribute: str) -> float:
+    if attribute == "compute_alone_us":
+        return parts.compute_us - parts.overlapped_us
+    value: float = getattr(parts, attribute)
+    return value
+
+
+def _share_bar(name: str, parts: Breakdown, longest_us: float) -> str:
+    pieces = [
+        el("i", class_=style, style=f"width:{100 * _share(parts, attribute) / longest_us:.3f}%",
+           title=f"{words}: {ms(_share(parts, attribute))}")
+        for attribute, style, words in _SHARES
+        if longest_us > 0
+    ]  # fmt: skip
+    return el(
+        "div", el("span", name), el("div", *pieces, class_="share-bar"), class_="share", aria_hidden="true"
+    )
+
+
+def _timeline_part(report: ReportData) -> str:
+    if not report.ranks:
+        return _part("The step, stream by stream", "No timeline: the trace holds no GPU events.")
+    ranks = _choice("Rank", "rank", [(str(i), str(v.rank)) for i, v in enumerate(report.ranks)])
+    zooms = _choice("Zoom", "zoom", [(str(z), f"{z}\u00d7") for z in ZOOMS])
+    figures = [el("div", rank_figure(v), class_=f"rank r{i}") for i, v in enumerate(report.ranks)]
+    lead = (
+        "Before and after share one time axis. Point at a bar for its figures; zoom in and scroll sideways."
+    )
+    controls = el("div", ranks if len(report.ranks) > 1 else "", zooms, class_="controls")
+    return _part("The step, stream by stream", lead, controls, *figures, legend(report.ranks))
+
+
+def _choice(name: str, group: str, options: list[tuple[str, str]]) -> str:
+    parts = [el("legend", text(name))]
+    for index, (value, label) in enumerate(options):
+        identifier = f"{group}-{value}"
+        parts.append(
+            el("input", type="radio", name=group, id=identifier, checked="" if index == 0 else None)
+            + el("label", text(label), for_=identifier)
+        )
+    return el("fieldset", *parts)
+
+
+def _frontier_part(report: ReportData) -> str:
+    if report.frontier is None:
+        lead = "No frontier: it needs energy, and either the file of <code>kareus solve --frontier</code>."
+        return _part("Time against energy", lead)
+    lead = (
+        "The line is the least energy the model finds within each step time; nothing of this model lies in "
+        f"the shaded area under the dotted bound. All points {source_tag(Source.PREDICTED)}"
+    )
+    return _part("Time against energy", lead, plot(report.frontier))
+
+
+def _decision_part(report: ReportData) -> str:
+    lead = (
+        "Everything else stays as PyTorch does it. In a row for many layers, n is the collective's own layer."
+    )
+    settings = (
+        el("ul", *(el("li", text(s)) for s in report.settings), class_="plain") if report.settings else ""
+    )
+    if not report.decisions:
+        nothing = "" if report.settings else el("p", "Nothing changes.", class_="empty")
+        return _part("What changes", lead, settings, nothing)
+    rows = [[text(row.what), str(row.count), text(row.change), text(row.effect)] for row in report.decisions]
+    head = ["collective", "count", "change", "effect (predicted)"]
+    return _part("What changes", lead, table("Decisions", head, rows, numeric=frozenset({1})), settings)
+
+
+def _policy_part(report: ReportData) -> str:
+    if not report.policies:
+        return ""
+    stock = report.policies[0].effect
+    rows = []
+    for policy in report.policies:
+        energy = energy_change(stock, policy.effect)
+        name = text(policy.name) + ("" if policy.runnable else el("span", " not possible here", class_="tag"))
+        rows.append(
+            [
+                name,
+                ms(policy.effect.time_us),
+                text(signed_percent(change(stock.time_us, policy.effect.time_us))),
+                joules(policy.effect.energy_j) if policy.effect.energy_j is not None else "unknown",
+                text(signed_percent(energy)) if energy is not None else "",
+                source_tag(policy.effect.source),
+                text(", ".join(policy.needs) or "nothing"),
+            ]
+        )
+    head = ["policy", "time", "change", "energy", "change", "source", "needs"]
+    lead = f"Published policies on the same step; changes are against {text(report.policies[0].name)}."
+    return _part("Other policies", lead, table("Policies", head, rows, numeric=frozenset(range(1, 5))))
+
+
+def _scaling_part(report: ReportData) -> str:
+    if not report.scaling:
+        return ""
+    rows = []
+    for row in report.scaling:
+        saved = signed_percent(change(row.stock.time_us, row.scheduled.time_us))
+        cells = [str(row.num_ranks), ms(row.stock.time_us), ms(row.scheduled.time_us), text(saved)]
+        rows.append([text(row.label), *cells, source_tag(row.scheduled.source)])
+    head = ["links", "ranks", "stock", "scheduled", "change", "source"]
+    lead = "The recorded step scaled by the cost model; nothing here was run on such a cluster."
+    return _part("On a larger cluster", lead, table("Scaling", head, rows, numeric=frozenset(range(1, 5))))
+
+
+def _trust_part(report: ReportData) -> str:
+    error = signed_percent(report.composition_error)
+    facts = [f"The model simulates the recorded stock step with an error of {error}."]
+    if report.parts_error is not None:
+        facts.append(
+            f"The simulated step differs from the sum of its separately simulated spans by "
+            f"{signed_percent(report.parts_error)}."
+        )
+    margin = abs(change(report.stock.time_us, report.scheduled.time_us))
+    if abs(report.composition_error) > margin and (report.decisions or report.settings):
+        facts.append("That error is larger than the predicted change: only a measurement can tell.")
+    listed = [*facts, *report.assumptions, *report.notes]
+    lead = "The change compares a simulated step with a simulated step, so errors common to both cancel."
+    return _part(
+        "How far to trust this", text(lead), el("ul", *(el("li", text(s)) for s in listed), class_="plain")
+    )
+
+
+def _replay_part(report: ReportData) -> str:
+    facts = [el("dt", text(k)) + el("dd", text(v)) for k, v in report.provenance]
+    commands = [el("pre", el("code", text(line)), tabindex=0) for line in report.commands]
+    lead = "The files behind this page, and the commands that use the schedule."
+    return _part("Files and commands", lead, el("dl", *facts, class_="facts") if facts else "", *commands)
