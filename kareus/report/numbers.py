@@ -7,6 +7,11 @@ NBSP = "\u00a0"
 ARROW = "\u2192"
 
 
+def plain(shown: str) -> str:
+    """Return text in ASCII signs and spaces: for pipes, logs and terminals that know no others."""
+    return shown.replace(MINUS, "-").replace(NBSP, " ").replace(ARROW, "->")
+
+
 def _fixed(value: float, digits: int) -> str:
     shown = f"{abs(value):.{digits}f}"
     negative = value < 0 and float(shown) != 0.0

@@ -1,0 +1,212 @@
+"""Results on stdout: rich tables on a terminal, plain aligned text in a pipe or with NO_COLOR.
+
+Each function takes the same document that `--json` prints, so both ways of printing show one set of
+figures.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import IO, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kareus.report.numbers import change, joules, ms, percent, plain, signed_percent
+
+Row = Sequence[str]
+
+
+def console(file: IO[str] | None = None) -> Console:
+    """Return a console for results: colours only on a terminal, and never where NO_COLOR is set."""
+    target = sys.stdout if file is None else file
+    return Console(file=target, highlight=False, soft_wrap=not target.isatty())
+
+
+def grid(
+    out: Console, columns: Sequence[str], rows: Sequence[Row], *, left: Sequence[int] = (0,), title: str = ""
+) -> None:
+    """Print one table.
+
+    Args:
+        out: where to. columns: header texts. rows: cells, plain text.
+        left: columns set flush left, the others hold figures. title: a line above, "" none.
+    """
+    if not out.is_terminal:
+        # A pipe has no width: nothing may be wrapped or cut.
+        lines = ([title] if title else []) + _aligned([columns, *rows], left)
+        out.file.write("".join(plain(line) + "\n" for line in lines))
+        return
+    fits = "utf" in out.encoding
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        header_style="dim",
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for index, column in enumerate(columns):
+        flush = index in left
+        table.add_column(column, justify="left" if flush else "right", overflow="fold", no_wrap=not flush)
+    for row in rows:
+        table.add_row(*(Text(cell if fits else plain(cell)) for cell in row))
+    out.print(table)
+
+
+def _aligned(rows: Sequence[Row], left: Sequence[int]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.ljust(wide) if index in left else cell.rjust(wide)
+            for index, (cell, wide) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def print_solve(document: Mapping[str, Any], *, output: str, file: IO[str] | None = None) -> None:
+    """Print a `kareus.solve/1` document: the points, the proof and where the schedule went."""
+    out = console(file)
+    stock = document["stock"]
+    chosen = document["predicted"]
+    rows = [
+        _measured(document),
+        _point("stock", stock, stock, "predicted"),
+        _point("serialised", document.get("serialised"), stock, "predicted"),
+        _point("chosen", chosen, stock, "predicted"),
+        _bound(document),
+    ]
+    grid(out, _POINT_COLUMNS, [row for row in rows if row], left=(0, 5))
+    facts = [
+        ("proof", _proof(document)),
+        ("simulated", _simulated(document)),
+        ("schedule", _wrote(document, output)),
+        ("costs", document.get("costs", "")),
+        ("kept stock", document.get("kept_stock", "")),
+    ]
+    _facts(out, facts)
+
+
+def print_simulate(document: Mapping[str, Any], *, file: IO[str] | None = None) -> None:
+    """Print a `kareus.simulate/1` document: stock and scheduled step side by side."""
+    out = console(file)
+    stock, scheduled = document["stock"], document["scheduled"]
+    rows = []
+    for name, words, shown in _SIMULATED:
+        if name in stock and name in scheduled:
+            before, after = stock[name], scheduled[name]
+            if before is None or after is None:
+                continue
+            rows.append([words, shown(before), shown(after), signed_percent(change(before, after))])
+    grid(out, ("predicted", "stock", "scheduled", "change"), rows)
+    measured = document["measured"]["time_us"]
+    error = signed_percent(document["composition_error"])
+    facts = [
+        ("recorded step", f"{ms(measured)} (measured)"),
+        ("composition error", f"{error}: stock as simulated, against the recorded step"),
+        ("costs", document.get("costs", "")),
+    ]
+    _facts(out, facts)
+
+
+def print_compare(document: Mapping[str, Any], *, file: IO[str] | None = None) -> None:
+    """Print a `kareus.compare/1` document: one row for each policy; changes are against the first."""
+    out = console(file)
+    policies = document["policies"]
+    rows = []
+    for policy in policies:
+        row = _point(policy["name"], policy, policies[0], policy["source"])
+        rows.append([*row, ", ".join(policy.get("needs", ())) or "nothing"])
+    grid(out, (*_POINT_COLUMNS, "needs"), rows, left=(0, 5, 6))
+    _facts(out, [("costs", document.get("costs", ""))])
+
+
+_POINT_COLUMNS = ("", "time", "change", "energy", "change", "source")
+_SIMULATED = (
+    ("time_us", "step time", ms),
+    ("energy_j", "energy per GPU", joules),
+    ("compute_us", "compute", ms),
+    ("comm_us", "communication", ms),
+    ("exposed_comm_us", "exposed communication", ms),
+    ("idle_us", "idle", ms),
+    ("average_power_w", "average power", lambda value: f"{value:.0f} W"),
+    ("sm_clock_mhz", "SM clock", lambda value: f"{value:.0f} MHz"),
+    ("peak_gathered_bytes", "gathered parameters, peak", lambda value: f"{value / 1e6:.1f} MB"),
+)
+
+
+def _point(name: str, point: Mapping[str, Any] | None, stock: Mapping[str, Any], source: str) -> list[str]:
+    if point is None:
+        return []
+    cells = [name]
+    for key, shown in (("time_us", ms), ("energy_j", joules)):
+        value, base = point.get(key), stock.get(key)
+        cells.append(shown(value) if value is not None else "unknown")
+        if value is None or base is None or point is stock:
+            cells.append("")
+        else:
+            cells.append(signed_percent(change(base, value)))
+    return [*cells, source]
+
+
+def _measured(document: Mapping[str, Any]) -> list[str]:
+    measured = document.get("measured")
+    if not measured or measured.get("time_us") is None:
+        return []
+    return ["recorded", ms(measured["time_us"]), "", "", "", "measured"]
+
+
+def _bound(document: Mapping[str, Any]) -> list[str]:
+    bound = document.get("bound") or {}
+    energy, time = bound.get("energy_j"), bound.get("time_us")
+    if document.get("objective") == "time" and time is not None:
+        return ["bound", ms(time), "", "", "", "proven"]
+    return ["bound", "", "", joules(energy), "", "proven"] if energy is not None else []
+
+
+def _proof(document: Mapping[str, Any]) -> str:
+    parts = [str(document["status"])]
+    if _bound(document) and document.get("gap") is not None:
+        parts.append(f"gap {percent(document['gap'], 2)}")
+    certificate = (document.get("bound") or {}).get("certificate")
+    parts.append(f"confirmed by {certificate}" if certificate else "no second proof")
+    if document.get("solve_s") is not None:
+        parts.append(f"{document['solve_s']:.2f} s")
+    return ", ".join(parts)
+
+
+def _simulated(document: Mapping[str, Any]) -> str:
+    both = document.get("simulated")
+    if not both:
+        return ""
+    before, after = both["stock"]["time_us"], both["scheduled"]["time_us"]
+    words = (
+        f"whole step {ms(before)}, under the schedule {ms(after)} ({signed_percent(change(before, after))})"
+    )
+    error = document.get("composition_error") or {}
+    if error.get("scheduled") is not None:
+        words += f"; sum of its spans off by {signed_percent(error['scheduled'])}"
+    return words
+
+
+def _wrote(document: Mapping[str, Any], output: str) -> str:
+    changed = document.get("changed_collectives")
+    if changed is None:
+        return output
+    return f"{output}, {changed} collective{'' if changed == 1 else 's'} changed"
+
+
+def _facts(out: Console, facts: Sequence[tuple[str, str]]) -> None:
+    shown = [(name, words) for name, words in facts if words]
+    if not shown:
+        return
+    wide = max(len(name) for name, _ in shown) + 2
+    out.print()
+    for name, words in shown:
+        value = words if out.is_terminal and "utf" in out.encoding else plain(words)
+        out.print(Text.assemble((name.ljust(wide), "dim"), value))
