@@ -1,0 +1,12 @@
+"""Published policies for choosing clocks, power limits and launch settings, each a small module of its own.
+
+A policy is a restricted search space or a rule for picking a point of a frontier. All of them run offline
+on tables; those that also run in a training loop are plain objects the loop calls.
+
+    pipeline, perseus   clock per forward and backward of a pipeline (Perseus)
+    zeus, batch_size    power limit while training, batch size over recurring jobs (Zeus)
+    chase, forecast     frontier point by carbon intensity or price (Chase)
+    twente              SM and memory clock per kernel (Twente)
+    kareus26            budgeted search over clock, SMs and launch point (Kareus '26)
+    choose              rules for picking one frontier point
+"""
