@@ -178,18 +178,26 @@ _FILLS = ("gemm", "attention", "memory", "optimizer", "copy", "other", "all-gath
           "all-reduce", "communication", "exposed", "idle")  # fmt: skip
 
 
+THEMES = f":root{{{_LIGHT}}}\n@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}\n"
+
+
+def fills() -> list[str]:
+    """Return one rule for each slice class, for bars (fill) and swatches (background)."""
+    rules = [f".k-{name}{{fill:var(--{name});background-color:var(--{name})}}" for name in _FILLS]
+    rules.append(".k-track{fill:var(--track)}")
+    # Both at once: computation with a communication stripe in it.
+    stripes = "repeating-linear-gradient(135deg,var(--gemm) 0 7px,var(--all-gather) 7px 9px)"
+    rules.append(f".k-both{{background:{stripes}}}")
+    rules.append(".k-memset{fill:var(--copy);background-color:var(--copy)}")
+    return rules
+
+
 def stylesheet(num_ranks: int, zooms: tuple[int, ...]) -> str:
     """Return the page's CSS; rank and zoom switches are rules, so the page needs no script.
 
     Args:
         num_ranks: timelines on the page. zooms: magnifications offered, 1 first.
     """
-    fills = [f".k-{name}{{fill:var(--{name});background-color:var(--{name})}}" for name in _FILLS]
-    fills.append(".k-track{fill:var(--track)}")
-    # Both at once: computation with a communication stripe in it.
-    stripes = "repeating-linear-gradient(135deg,var(--gemm) 0 7px,var(--all-gather) 7px 9px)"
-    fills.append(f".k-both{{background:{stripes}}}")
-    fills.append(".k-memset{fill:var(--copy);background-color:var(--copy)}")
     # The first rank shows where a browser does not know :has().
     ranks = [".rank.r0{display:block}"] if num_ranks else []
     ranks += [
@@ -198,6 +206,5 @@ def stylesheet(num_ranks: int, zooms: tuple[int, ...]) -> str:
         for i in range(num_ranks)
     ]
     zoom = [f"main:has(#zoom-{z}:checked) .canvas{{width:{z * 100}%}}" for z in zooms]
-    themes = [f":root{{{_LIGHT}}}", f"@media (prefers-color-scheme:dark){{:root{{{_DARK}}}}}"]
-    parts = [*themes, _TEXT, _TABLES, _TIMELINE, _PLOT, *fills, *ranks, *zoom, _NARROW]
+    parts = [THEMES, _TEXT, _TABLES, _TIMELINE, _PLOT, *fills(), *ranks, *zoom, _NARROW]
     return "\n".join(part.strip() for part in parts)

@@ -11,7 +11,8 @@ from collections.abc import Iterable
 from kareus.report.data import RankView, Slice, SliceClass, Timeline
 from kareus.report.lanes import Intervals, coalesce, pack, total, waiting
 from kareus.report.markup import el, source_tag, text
-from kareus.report.numbers import change, ms, nice_step, signed_percent
+from kareus.report.numbers import change, ms, signed_percent
+from kareus.report.scale import Scale
 
 CLASS_NAMES = {
     SliceClass.GEMM: "matrix products",
@@ -37,31 +38,9 @@ def css_class(kind: SliceClass) -> str:
     return "k-" + kind.name.lower().replace("_", "-")
 
 
-class _Scale:
-    """Nanoseconds to drawing units and to percent of the canvas."""
-
-    def __init__(self, span_ns: int) -> None:
-        self.span_ns = max(span_ns, 1)
-
-    def units(self, time_ns: int) -> int:
-        return round(time_ns * _WIDTH / self.span_ns)
-
-    def percent(self, time_ns: float) -> str:
-        return f"{time_ns * 100 / self.span_ns:.3f}%"
-
-    def bars(self, intervals: Iterable[tuple[int, int]]) -> str:
-        """Return path data; a bar is never thinner than one unit, so short work stays visible."""
-        parts = []
-        for start, end in intervals:
-            left = self.units(start)
-            width = max(1, self.units(end) - left)
-            parts.append(f"M{left} 0h{width}v{_HEIGHT}h-{width}z")
-        return "".join(parts)
-
-
 def rank_figure(view: RankView) -> str:
     """Return the before and after timelines of one rank on a shared axis."""
-    scale = _Scale(max(view.before.duration_ns, view.after.duration_ns))
+    scale = Scale(max(view.before.duration_ns, view.after.duration_ns), _WIDTH)
     before, after = view.before.duration_ns / 1e3, view.after.duration_ns / 1e3
     parts = [
         _axis(scale),
@@ -94,20 +73,16 @@ def _key(style: str, name: str) -> str:
     return el("li", el("span", class_=f"swatch {style}"), text(name))
 
 
-def _axis(scale: _Scale) -> str:
-    step_us = nice_step(scale.span_ns / 1e3, MAX_TICKS)
-    ticks = []
-    for index in range(int(scale.span_ns / 1e3 / step_us) + 1):
-        at_us = index * step_us
-        label = f"{at_us / 1e3:g}" + (" ms" if index == 0 else "")
-        # A label past the right edge would widen the scroller.
-        if at_us * 1e3 > scale.span_ns * 0.97:
-            break
-        ticks.append(el("span", text(label), style=f"left:{scale.percent(at_us * 1e3)}"))
+def _axis(scale: Scale) -> str:
+    ticks = [
+        el("span", text(label), style=f"left:{scale.percent(at_ns)}")
+        for at_ns, label in scale.ticks(MAX_TICKS)
+        if at_ns <= scale.span_ns * 0.97  # a label past the right edge would widen the scroller
+    ]
     return el("div", el("div", *ticks, class_="ticks"), class_="lane axis", aria_hidden="true")
 
 
-def _half(name: str, timeline: Timeline, scale: _Scale, duration: str) -> str:
+def _half(name: str, timeline: Timeline, scale: Scale, duration: str) -> str:
     head = el("div", el("b", name), " ", text(duration), " ", source_tag(timeline.source), class_="half-head")
     lanes = [
         _lane(track.name, lane, timeline.duration_ns, scale)
@@ -123,12 +98,12 @@ def _half(name: str, timeline: Timeline, scale: _Scale, duration: str) -> str:
     return el("section", head, *lanes, class_="half", aria_label=f"{name}, {duration}, {timeline.source}")
 
 
-def _lane(name: str, lane: list[Slice], duration_ns: int, scale: _Scale) -> str:
+def _lane(name: str, lane: list[Slice], duration_ns: int, scale: Scale) -> str:
     """Compute is drawn run by run; each collective is a bar of its own that can be pointed at."""
     compute = [piece for piece in lane if not piece.kind.is_communication]
     communication = [piece for piece in lane if piece.kind.is_communication]
     bars = []
-    for kind, runs in coalesce(compute, scale.span_ns // _WIDTH + 1).items():
+    for kind, runs in coalesce(compute, scale.grain_ns).items():
         spent = sum(p.end_ns - p.start_ns for p in compute if p.kind is kind) / 1e3
         bars.append(_path(css_class(kind), runs, scale, f"{CLASS_NAMES[kind]}, {ms(spent)} in all"))
     for piece in communication:
@@ -138,15 +113,15 @@ def _lane(name: str, lane: list[Slice], duration_ns: int, scale: _Scale) -> str:
     return _row(name, _svg([_ground(duration_ns, scale), *bars]), "work")
 
 
-def _path(style: str, intervals: Intervals, scale: _Scale, hint: str) -> str:
+def _path(style: str, intervals: Intervals, scale: Scale, hint: str) -> str:
     if not intervals:
         return ""
-    return el("path", el("title", text(hint)), d=scale.bars(intervals), class_=style)
+    return el("path", el("title", text(hint)), d=scale.bars(intervals, height=_HEIGHT), class_=style)
 
 
-def _ground(duration_ns: int, scale: _Scale) -> str:
+def _ground(duration_ns: int, scale: Scale) -> str:
     """The lane's background ends where the step ends: what is saved stays empty."""
-    return el("path", d=scale.bars([(0, duration_ns)]), class_="k-track")
+    return el("path", d=scale.bars([(0, duration_ns)], height=_HEIGHT), class_="k-track")
 
 
 def _svg(bars: Iterable[str]) -> str:
