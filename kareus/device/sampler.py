@@ -1,0 +1,151 @@
+"""Background samples of power, clock and energy counter, and their integral over a window."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from kareus.device.gpu import HasGpu
+from kareus.trace.types import PowerSamples
+
+MAX_SAMPLES = 200_000  # 2.8 hours at 50 ms; 20 MB of Python objects
+MISSING = -1  # a reading that NVML did not give, in integer columns
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sample:
+    """One sample.
+
+    Attributes:
+        monotonic_ns: time.monotonic_ns. time_ns: time.time_ns (absolute).
+        energy_mj, power_mw, sm_clock_mhz: readings, None where there was none.
+        integral_mj: power integrated since the sampler started (trapezoids between good readings), mJ.
+    """
+
+    monotonic_ns: int
+    time_ns: int
+    energy_mj: int | None
+    power_mw: int | None
+    sm_clock_mhz: int | None
+    integral_mj: float
+
+
+class Sampler:
+    """Samples one GPU on a thread of its own.
+
+    Attributes:
+        period_s: time between samples. NVML's power readings are unreliable when polled faster than 50 ms.
+        counter_backsteps: how often the energy counter ran backwards.
+        missed: samples without a power reading.
+    """
+
+    def __init__(self, handle: HasGpu, period_s: float = 0.05, *, max_samples: int = MAX_SAMPLES) -> None:
+        self.period_s = period_s
+        self.counter_backsteps = 0
+        self.missed = 0
+        self._gpu = handle.gpu
+        self._samples: deque[Sample] = deque(maxlen=max_samples)
+        self._last_good: Sample | None = None
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> Sampler:
+        """Begin sampling; a second start does nothing."""
+        if self._thread is None:
+            self._wake.clear()
+            self._thread = threading.Thread(target=self._run, name="kareus-sampler", daemon=True)
+            self._thread.start()
+        return self
+
+    def stop(self) -> PowerSamples:
+        """Stop and return all samples as columns (-1 where a reading was missing)."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._wake.set()
+            thread.join(timeout=2.0)  # a driver that hangs must not hang its caller
+        return self.columns()
+
+    def columns(self) -> PowerSamples:
+        """Return the samples so far as columns (-1 where a reading was missing)."""
+        with self._lock:
+            rows = list(self._samples)
+        return PowerSamples(
+            time_ns=np.array([row.time_ns for row in rows], np.int64),
+            energy_mj=np.array([_or_missing(row.energy_mj) for row in rows], np.int64),
+            power_mw=np.array([_or_missing(row.power_mw) for row in rows], np.int64),
+            sm_clock_mhz=np.array([_or_missing(row.sm_clock_mhz) for row in rows], np.int64),
+        )
+
+    def take(self) -> Sample:
+        """Take one sample now, on the calling thread."""
+        with self._lock:
+            raw = self._gpu.sample()
+            now_ns, last, good = (
+                time.monotonic_ns(),
+                self._samples[-1] if self._samples else None,
+                self._last_good,
+            )
+            integral_mj = last.integral_mj if last else 0.0
+            if raw.power_mw is None:
+                self.missed += 1
+            elif good is not None and good.power_mw is not None:
+                # mW * ns = 1e-9 mJ; the trapezoid spans readings that were missed in between
+                integral_mj = (
+                    good.integral_mj
+                    + (good.power_mw + raw.power_mw) / 2 * (now_ns - good.monotonic_ns) * 1e-9
+                )
+            if (
+                last
+                and raw.energy_mj is not None
+                and last.energy_mj is not None
+                and raw.energy_mj < last.energy_mj
+            ):
+                self.counter_backsteps += 1
+            sample = Sample(
+                monotonic_ns=now_ns, time_ns=time.time_ns(), energy_mj=raw.energy_mj, power_mw=raw.power_mw,
+                sm_clock_mhz=raw.sm_clock_mhz, integral_mj=integral_mj,
+            )  # fmt: skip
+            self._samples.append(sample)
+            if raw.power_mw is not None:
+                self._last_good = sample
+            return sample
+
+    def energy_between_j(self, start: Sample, end: Sample) -> float | None:
+        """Return the integrated power between two samples, J.
+
+        None where either has no power reading, or readings were missing for more than ten periods in
+        between (the integral would be a guess).
+        """
+        if start.power_mw is None or end.power_mw is None:
+            return None
+        longest_ns = 10 * self.period_s * 1e9
+        with self._lock:
+            later_ns = end.monotonic_ns
+            for sample in reversed(self._samples):
+                if sample.monotonic_ns > end.monotonic_ns or sample.power_mw is None:
+                    continue
+                if later_ns - sample.monotonic_ns > longest_ns:
+                    return None
+                later_ns = sample.monotonic_ns
+                if sample.monotonic_ns <= start.monotonic_ns:
+                    break
+            else:
+                return None  # the window began before the oldest sample kept
+        return (end.integral_mj - start.integral_mj) / 1e3
+
+    def _run(self) -> None:
+        # Fixed rate from the start, so that sampling does not lock onto a step's period by drifting.
+        due = time.monotonic()
+        while not self._wake.is_set() and not self._gpu.lost:
+            self.take()
+            due = max(due + self.period_s, time.monotonic())
+            self._wake.wait(due - time.monotonic())
+
+
+def _or_missing(value: int | None) -> int:
+    return MISSING if value is None else value
