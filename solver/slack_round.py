@@ -27,6 +27,7 @@ THRESHOLDS = (
     (0.35, 0.5),
     (0.6, 0.4),
 )
+HULL_THRESHOLDS = ((0.0, 1.0), (0.1, 0.9), (0.2, 0.8), (0.15, 1.0))
 _GOLDEN = 0.6180339887498949
 _EPS_US = 1e-3
 
@@ -126,24 +127,17 @@ def round_plans(
     Returns:
         makespan_us[q], energy_mj[q] and choices[q, n] of q = p x thresholds plans.
     """
-    down = np.empty(duration.shape, np.int16)
-    share = np.zeros(duration.shape)
-    for v in range(graph.size):
-        options = times[table_of[v]]
-        floor = np.clip(
-            np.searchsorted(options, duration[v] + _EPS_US, side="right") - 1, 0, len(options) - 1
-        )
-        down[v] = floor
-        above = np.minimum(floor + 1, len(options) - 1)
-        width = options[above] - options[floor]
-        np.divide(duration[v] - options[floor], width, out=share[v], where=width > 0)
-    parts = []
     spread = _spread(table_of)[:, None]
-    for least, width in THRESHOLDS:
-        choices = down + (share > least + width * spread).astype(np.int16)
-        makespan = graph.makespan(_durations(table_of, times, choices))
-        choices = spend_slack(graph, table_of, times, choices, makespan)
-        parts.append((makespan, _energy(table_of, energies, choices), choices.T))
+    parts = []
+    everything = [np.arange(len(t)) for t in times]
+    hulls = [convex_hull(t, e) for t, e in zip(times, energies, strict=True)]
+    for subset, thresholds in ((hulls, HULL_THRESHOLDS), (everything, THRESHOLDS)):
+        down, above, share = _neighbours(table_of, times, subset, duration)
+        for least, width in thresholds:
+            choices = np.where(share > least + width * spread, above, down)
+            makespan = graph.makespan(_durations(table_of, times, choices))
+            choices = spend_slack(graph, table_of, times, choices, makespan)
+            parts.append((makespan, _energy(table_of, energies, choices), choices.T))
     deadline = graph.makespan(duration)
     for turned in (graph, graph.reverse()):
         choices = down
@@ -159,6 +153,22 @@ def round_plans(
         np.concatenate([p[1] for p in parts]),
         np.concatenate([p[2] for p in parts]),
     )
+
+
+def _neighbours(
+    table_of: Ints, times: list[Floats], subset: list[Ints], duration: Floats
+) -> tuple[Choices, Choices, Floats]:
+    """The options of a subset on either side of each duration, and how far between them it lies."""
+    down, above = np.empty(duration.shape, np.int16), np.empty(duration.shape, np.int16)
+    share = np.zeros(duration.shape)
+    for v, kind in enumerate(table_of):
+        options = times[kind][subset[kind]]
+        floor = np.clip(np.searchsorted(options, duration[v] + _EPS_US, side="right") - 1, 0, None)
+        ceiling = np.minimum(floor + 1, len(options) - 1)
+        width = options[ceiling] - options[floor]
+        np.divide(duration[v] - options[floor], width, out=share[v], where=width > 0)
+        down[v], above[v] = subset[kind][floor], subset[kind][ceiling]
+    return down, above, share
 
 
 def _reach(times: Floats, energies: Floats, quantile: float) -> Choices:
@@ -270,3 +280,18 @@ def _energy(table_of: Ints, energies: list[Floats], choices: Choices) -> Floats:
     for v, kind in enumerate(table_of):
         total += energies[kind][choices[v]]
     return total
+
+
+def convex_hull(times: Floats, energies: Floats) -> Ints:
+    """Indices of the lower convex hull of options in ascending time and descending energy."""
+    kept: list[int] = []
+    for i in range(len(times)):
+        while len(kept) > 1:
+            a, b = kept[-2], kept[-1]
+            if (energies[b] - energies[a]) * (times[i] - times[b]) < (energies[i] - energies[b]) * (
+                times[b] - times[a]
+            ):
+                break
+            kept.pop()
+        kept.append(i)
+    return np.array(kept, np.int64)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.graph.python import min_cost_flow
 
-from solver.slack_round import Graph
+from solver.slack_round import Graph, convex_hull
 
 if TYPE_CHECKING:
     from solver.slack import Table
@@ -34,7 +34,10 @@ class SlackFlow:
     """
 
     def __init__(self, tables: tuple[Table, ...], table_of: Ints, graph: Graph) -> None:
-        hulls = [_hull(t.time_us.astype(np.float64), t.energy_mj) for t in tables]
+        hulls = []
+        for table in tables:
+            corner = convex_hull(table.time_us.astype(np.float64), table.energy_mj)
+            hulls.append((table.time_us[corner].astype(np.float64), table.energy_mj[corner]))
         slopes = [-np.diff(e) / np.diff(t) * 1e6 for t, e in hulls]
         self.steepest_mw = float(max((s[0] for s in slopes if len(s)), default=1.0))
         self._unit_mw = self.steepest_mw / _STEEPEST_UNITS
@@ -123,18 +126,3 @@ class SlackFlow:
         raise ArithmeticError(
             "expected event times to settle, found a cycle that grows; the flow is not optimal"
         )
-
-
-def _hull(times: Floats, energies: Floats) -> tuple[Floats, Floats]:
-    """Lower convex hull of options in ascending time and descending energy."""
-    kept: list[int] = []
-    for i in range(len(times)):
-        while len(kept) > 1:
-            a, b = kept[-2], kept[-1]
-            if (energies[b] - energies[a]) * (times[i] - times[b]) < (energies[i] - energies[b]) * (
-                times[b] - times[a]
-            ):
-                break
-            kept.pop()
-        kept.append(i)
-    return times[kept], energies[kept]
