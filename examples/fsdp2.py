@@ -1,0 +1,48 @@
+"""FSDP2 training under Kareus.
+
+torchrun --nproc-per-node 2 examples/fsdp2.py --steps 20                        # two processes on a laptop
+torchrun --nproc-per-node 2 examples/fsdp2.py --size llama8 --collect trace/    # two GPUs
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from model import SIZES, Batches, build, loss_of, make_optimizer, parse_arguments, start_process_group
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+import kareus
+
+
+def main() -> None:
+    args = parse_arguments("FSDP2 training under Kareus")
+    device = start_process_group()
+    size = SIZES[args.size]
+    model = build(size, device, args.seed)
+    policy = MixedPrecisionPolicy(param_dtype=size.dtype, reduce_dtype=torch.float32)
+    for block in model.blocks:
+        if args.compile:
+            block.compile()
+        fully_shard(block, mp_policy=policy)
+    fully_shard(model, mp_policy=policy)
+    optimizer = make_optimizer(model, device)
+    batches = Batches(size, args.batch, device, args.seed, dist.get_rank())
+
+    mode = "collect" if args.collect else None
+    session = kareus.attach(model, optimizer, schedule=args.schedule, mode=mode, directory=args.collect)
+
+    for step in range(args.steps):
+        x, target = batches.next()
+        loss = loss_of(model(x), target)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if dist.get_rank() == 0:
+            print(f"step {step} loss {loss.item():.9f}", flush=True)
+
+    session.detach()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
