@@ -1,0 +1,1 @@
+"""Profiles, the cost model fitted from them, the power limit, and the step simulator (torch-free)."""

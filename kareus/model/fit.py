@@ -1,0 +1,145 @@
+"""Bounded non-linear least squares with priors (Levenberg-Marquardt), in numpy alone.
+
+A prior on every parameter makes the fit well-posed whatever the data hold; a parameter whose posterior is
+hardly narrower than its prior was not identified, and callers say so instead of reporting a number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kareus.trace.types import F64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prior:
+    """Belief about p parameters before the data: independent normals inside bounds, float[p] each."""
+
+    mean: F64
+    sd: F64
+    lower: F64
+    upper: F64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fit:
+    """Result of `least_squares`.
+
+    Attributes:
+        x: parameters, float[p]. sd: posterior standard deviations, float[p].
+        residuals: of the data rows at x, float[r]. identified: posterior sd below `0.7` prior sd, bool[p].
+        iterations: accepted steps. scale: residual standard deviation, in units of the assumed one.
+    """
+
+    x: F64
+    sd: F64
+    residuals: F64
+    identified: np.ndarray
+    iterations: int
+    scale: float
+
+
+def least_squares(
+    residuals: Callable[[F64], F64],
+    prior: Prior,
+    *,
+    start: F64 | None = None,
+    max_iterations: int = 40,
+    tolerance: float = 1e-4,
+    robust: float = 4.0,
+) -> Fit:
+    """Minimise the sum of squares of data residuals and prior residuals inside bounds.
+
+    Args:
+        residuals: maps float[p] to float[r], each divided by its standard deviation.
+        prior: of the parameters. start: first guess; the prior's mean where missing.
+        max_iterations: Jacobians at most. tolerance: relative decrease that ends the search.
+        robust: residuals beyond this many standard deviations count linearly (Huber).
+
+    Returns:
+        The fit; where the search ended for lack of iterations it is the best point seen.
+    """
+    x = np.clip(prior.mean if start is None else start, prior.lower, prior.upper).astype(float)
+    rows = residuals(x)
+    value = _value(rows, x, prior, robust)
+    damping, accepted = 1e-2, 0
+    jacobian = _jacobian(residuals, x, rows, prior)
+    for _ in range(max_iterations):
+        weight = _weights(rows, robust)
+        normal = jacobian.T @ (weight[:, None] * jacobian) + np.diag(prior.sd**-2)
+        slope = jacobian.T @ (weight * rows) + (x - prior.mean) / prior.sd**2
+        improved = False
+        for _ in range(8):
+            proposal = _step(x, normal, slope, damping, prior)
+            new_rows = residuals(proposal)
+            new_value = _value(new_rows, proposal, prior, robust)
+            if new_value < value:
+                improved = True
+                break
+            damping *= 5
+        if not improved:
+            break
+        decrease = (value - new_value) / max(value, 1e-12)
+        x, rows, value, damping, accepted = (
+            proposal,
+            new_rows,
+            new_value,
+            max(damping / 5, 1e-6),
+            accepted + 1,
+        )
+        if decrease < tolerance:
+            break
+        jacobian = _jacobian(residuals, x, rows, prior)
+    weight = _weights(rows, robust)
+    freedom = max(len(rows) - min(len(x), len(rows) - 1), 1)
+    scale = max(float(np.sqrt((weight * rows**2).sum() / freedom)), 1e-9) if len(rows) else 1.0
+    widen = max(scale, 1.0) ** 2
+    normal = jacobian.T @ (weight[:, None] * jacobian) / widen + np.diag(prior.sd**-2)
+    sd = np.sqrt(np.diag(np.linalg.inv(normal)))
+    return Fit(x=x, sd=sd, residuals=rows, identified=sd < 0.7 * prior.sd, iterations=accepted, scale=scale)
+
+
+def _value(rows: F64, x: F64, prior: Prior, robust: float) -> float:
+    size = np.abs(rows)
+    loss = np.where(size <= robust, rows**2, 2 * robust * size - robust**2).sum()
+    return float(loss + (((x - prior.mean) / prior.sd) ** 2).sum())
+
+
+def _weights(rows: F64, robust: float) -> F64:
+    return np.asarray(np.minimum(1.0, robust / np.maximum(np.abs(rows), 1e-12)))
+
+
+def _jacobian(residuals: Callable[[F64], F64], x: F64, rows: F64, prior: Prior) -> F64:
+    jacobian = np.zeros((len(rows), len(x)))
+    for column in range(len(x)):
+        step = 1e-2 * prior.sd[column]
+        if x[column] + step > prior.upper[column]:
+            step = -step
+        moved = x.copy()
+        moved[column] += step
+        jacobian[:, column] = (residuals(moved) - rows) / step
+    return jacobian
+
+
+def _step(x: F64, normal: F64, slope: F64, damping: float, prior: Prior) -> F64:
+    """One damped step; parameters pushed against a bound are held there and the rest solved again."""
+    free = np.ones(len(x), bool)
+    proposal = x.copy()
+    for _ in range(len(x) + 1):
+        index = np.flatnonzero(free)
+        if not len(index):
+            break
+        system = normal[np.ix_(index, index)]
+        system = system + damping * np.diag(np.diag(system))
+        held = np.flatnonzero(~free)
+        right = -slope[index] - normal[np.ix_(index, held)] @ (proposal[held] - x[held])
+        moved = x[index] + np.linalg.solve(system, right)
+        outside = (moved < prior.lower[index]) | (moved > prior.upper[index])
+        proposal[index] = np.clip(moved, prior.lower[index], prior.upper[index])
+        if not outside.any():
+            break
+        free[index[outside]] = False
+    return proposal

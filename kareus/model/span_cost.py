@@ -1,0 +1,518 @@
+"""Prices settings of a span by the fluid model, vectorised over settings.
+
+Time runs from the span's first compute op until its compute is done and every collective it must wait for
+has finished (the barrier model). Between two events (a collective starts, ends, or is waited for) the set
+of running collectives is constant, so an op's stretch and a collective's bandwidth beside it are constant
+too; prefix sums over the span's ops for each such set turn "when does this collective end" into a search.
+The loop is over events, never over settings: there are about two for each collective.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kareus.model import rates
+from kareus.model.cost import Z90, CostModel
+from kareus.trace.types import F64, I8, I32, I64, Span, StepGraph
+
+_EPS = 1e-9
+MAX_LEVELS = 48  # distinct collectives in one call: sets of them are bit masks
+_CHUNK = 8192  # settings advanced together, few enough to stay in the cache
+_UNSETTLED = "the span evaluator made no progress; this is a bug in kareus.model.span_cost"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanWork:
+    """What a span has to do: m compute ops in order, and k collectives in issue order.
+
+    Attributes:
+        alone_us: duration of each op by itself at the reference clock, float[m].
+        kernel_class, grid: int8[m], int32[m].
+        kind: CollectiveKind of each collective, int8[k]. num_bytes: its larger message, float[k].
+        group: number of its process group, int[k]; collectives of one communicator run one after another.
+        group_size: ranks, int[k]. phase: Phase, int8[k]. stock_ctas: thread blocks in stock, int[k].
+        ready: earliest position, int[k]. required_at: position that needs its result, int[k]; m is the
+            span's end, more than m means that the span does not wait for it.
+        scale: measured over modelled bandwidth in this trace, float[k].
+    """
+
+    alone_us: F64
+    kernel_class: I8
+    grid: I32
+    kind: I8
+    num_bytes: F64
+    group: I64
+    group_size: I64
+    phase: I8
+    stock_ctas: I64
+    ready: I64
+    required_at: I64
+    scale: F64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanConfigs:
+    """n settings of a span with k collectives.
+
+    Attributes:
+        num_ctas: thread blocks, int[n, k]; 0 is the copy engine.
+        position: compute ops that must have run before the collective may start, int[n, k].
+        serialise: compute waits for every collective as soon as it may start, bool[n].
+        sm_clock_mhz: SM clock, float[n].
+    """
+
+    num_ctas: NDArray[np.integer]
+    position: NDArray[np.integer]
+    serialise: NDArray[np.bool_]
+    sm_clock_mhz: F64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpanCosts:
+    """Prices of n settings.
+
+    Attributes:
+        time_us: until the span's compute and all it waits for are done. energy_j: dynamic only.
+        exposed_us: time in which only collectives run.
+        carry_us: communication still to do afterwards, alone (only what the span does not wait for).
+        time_hi_us, energy_hi_j: 95 % upper figures from the constants' intervals and the residual.
+    """
+
+    time_us: F64
+    energy_j: F64
+    exposed_us: F64
+    carry_us: F64
+    time_hi_us: F64
+    energy_hi_j: F64
+
+
+def span_work(graph: StepGraph, span: Span) -> SpanWork:
+    """Return the work of a span of a step.
+
+    Compute time between ops of the span in which the recording shows nothing running is not part of it.
+    """
+    ops = graph.ops
+    rows = span.compute
+    members = [graph.collectives[c.row] for c in span.collectives]
+    groups = {key: i for i, key in enumerate(dict.fromkeys((m.group_name, m.group) for m in members))}
+    alone = ops.alone_ns[rows].astype(float) / 1e3
+    return SpanWork(
+        alone_us=alone,
+        kernel_class=ops.kernel_class[rows].astype(np.int8),
+        grid=ops.grid[rows].astype(np.int32),
+        kind=np.array([m.kind for m in members], np.int8),
+        num_bytes=np.array([m.num_bytes for m in members], float),
+        group=np.array([groups[m.group_name, m.group] for m in members], np.int64),
+        group_size=np.array([len(m.group) or graph.world_size for m in members], np.int64),
+        phase=np.array([m.phase for m in members], np.int8),
+        stock_ctas=np.array([m.num_ctas for m in members], np.int64),
+        ready=np.array([c.ready for c in span.collectives], np.int64),
+        required_at=np.array([c.required_at for c in span.collectives], np.int64),
+        scale=np.ones(len(members)),
+    )
+
+
+def evaluate(work: SpanWork, configs: SpanConfigs, cost: CostModel) -> SpanCosts:
+    """Return time and dynamic energy of every setting.
+
+    Args:
+        work: the span, k collectives. configs: n settings. cost: the model.
+
+    Returns:
+        Prices, float[n] each.
+
+    Raises:
+        ValueError: shapes that do not belong together.
+    """
+    n, k = configs.num_ctas.shape
+    if k != len(work.kind) or configs.position.shape != (n, k):
+        raise ValueError(
+            f"settings have shapes {configs.num_ctas.shape} and {configs.position.shape}, expected both [n, "
+            f"{len(work.kind)}] for this span's collectives"
+        )
+    return _Evaluation(work, configs, cost).run()
+
+
+class _Tables:
+    """Prefix sums over ops for each set of running collectives met so far, one row per (clock, set).
+
+    `time` has rows of m + 1, `moved` a row for each (row, level), `alone` is float[rows, levels].
+    """
+
+    def __init__(self, levels: int) -> None:
+        self.row_of: dict[int, int] = {}
+        self.levels = levels
+        self._time: list[F64] = []
+        self._moved: list[F64] = []
+        self._alone: list[F64] = []
+        self.size = 0
+        empty = _Stacked(np.zeros((1, 1)))
+        self.time, self.moved, self.alone = empty, empty, np.zeros((0, levels))
+
+    def add(self, code: int, time: F64, moved: F64, alone: F64) -> None:
+        """Add the row of a set of collectives."""
+        self.row_of[code] = len(self._time)
+        self._time.append(time)
+        self._moved.append(moved)
+        self._alone.append(alone)
+
+    def freeze(self) -> None:
+        """Make the rows searchable; a no-op while none were added."""
+        if self.size != len(self._time):
+            self.size = len(self._time)
+            self.time = _Stacked(np.stack(self._time))
+            self.moved = _Stacked(np.concatenate(self._moved) if self.levels else np.zeros((1, 1)))
+            self.alone = np.stack(self._alone)
+
+
+class _Evaluation:
+    """State of one call: numpy columns over settings, advanced event by event."""
+
+    def __init__(self, work: SpanWork, configs: SpanConfigs, cost: CostModel) -> None:
+        self.work, self.cost, self.coef = work, cost, cost.coefficients
+        n, k = configs.num_ctas.shape
+        m = len(work.alone_us)
+        self.n, self.k, self.m = n, k, m
+        self.clocks, self.clock = np.unique(configs.sm_clock_mhz, return_inverse=True)
+        self.levels, self.level = self._levels(configs)
+        lanes = self._lanes(configs)
+        self.previous = _previous(lanes)
+        self.start_at = np.maximum(np.clip(configs.position, 0, m), work.ready[None, :]).astype(float)
+        required = np.broadcast_to(work.required_at[None, :], (n, k)).astype(float)
+        self.required = np.where(configs.serialise[:, None], np.minimum(self.start_at, required), required)
+        self.start_at = np.minimum(self.start_at, _latest_starts(lanes, self.required))
+        self.serialised = configs.serialise
+        self.tables = _Tables(len(self.levels))
+        self.base_time = np.stack(
+            [work.alone_us * rates.clock_time(self.coef, work.kernel_class, f) for f in self.clocks]
+        )
+
+    def _levels(self, configs: SpanConfigs) -> tuple[list[tuple[int, rates.Flow]], I64]:
+        """Number the distinct (group, kind, budget, scale); a running set is a bit mask of these."""
+        numbers: dict[tuple[int, rates.Flow], int] = {}
+        level = np.zeros(configs.num_ctas.shape, np.int64)
+        for j in range(self.k):
+            for ctas in np.unique(configs.num_ctas[:, j]):
+                flow = rates.Flow(
+                    kind=int(self.work.kind[j]), num_ctas=int(ctas), scale=float(self.work.scale[j])
+                )
+                number = numbers.setdefault((int(self.work.group[j]), flow), len(numbers))
+                level[configs.num_ctas[:, j] == ctas, j] = number
+        if len(numbers) > MAX_LEVELS:
+            raise ValueError(
+                f"{len(numbers)} distinct collectives and budgets in one call; at most {MAX_LEVELS} are possible"
+            )
+        return list(numbers), level
+
+    def _lanes(self, configs: SpanConfigs) -> I64:
+        """Number the communicators: stock budgets share their group's, every other budget has its own."""
+        numbers: dict[tuple[int, int, int], int] = {}
+        lane = np.zeros(configs.num_ctas.shape, np.int64)
+        for j in range(self.k):
+            group, kind, stock = int(self.work.group[j]), int(self.work.kind[j]), int(self.work.stock_ctas[j])
+            for ctas in np.unique(configs.num_ctas[:, j]):
+                key = (
+                    (group, -1, -1)
+                    if ctas == stock and ctas != rates.COPY_ENGINE
+                    else (group, kind, int(ctas))
+                )
+                lane[configs.num_ctas[:, j] == ctas, j] = numbers.setdefault(key, len(numbers))
+        return lane
+
+    def run(self) -> SpanCosts:
+        n, k = self.n, self.k
+        self.position, self.time, self.exposed = np.zeros(n), np.zeros(n), np.zeros(n)
+        self.started, self.finished = np.zeros((n, k), bool), np.zeros((n, k), bool)
+        self.resident = np.zeros((n, k))
+        self.remaining = self._work_bytes()
+        order = np.argsort(self.clock, kind="stable")  # settings of one clock share tables
+        for first in range(0, n, _CHUNK):
+            self._settle(order[first : first + _CHUNK])
+        carry = self._carry()
+        return self._costs(carry)
+
+    def _settle(self, live: I64) -> None:
+        """Advance these settings, event by event, until each has done all it waits for."""
+        started, finished, remaining = self.started, self.finished, self.remaining
+        for _ in range(6 * self.k + 8):
+            self._start(live, started, finished)
+            waits = ~finished[live] & (self.required[live] <= self.m)
+            live = live[(self.position[live] < self.m) | waits.any(axis=1)]
+            if not len(live):
+                return
+            active = started[live] & ~finished[live]
+            table = self._rows(self.clock[live], active, live)
+            target = self._target(live, started, finished)
+            moving = target > self.position[live] + _EPS
+            step, done = self._step(live, table, active, remaining[live], target, moving)
+            self.time[live] += step
+            self.exposed[live] += np.where(moving, 0.0, step)
+            self.resident[live] += np.where(active, step[:, None], 0.0)
+            self._advance(live, table, active, remaining, step, target, moving, done)
+            finished[live] |= active & done
+        raise RuntimeError(_UNSETTLED)
+
+    def _work_bytes(self) -> F64:
+        """Bytes of each collective, its latency counted as bytes, float[n, k]."""
+        wire = [
+            rates.wire_bytes(int(kind), size, int(ranks))
+            for kind, size, ranks in zip(
+                self.work.kind, self.work.num_bytes, self.work.group_size, strict=True
+            )
+        ]
+        self.wire = np.array(wire)
+        extra = np.zeros((len(self.levels), len(self.clocks)))
+        for row, (_, flow) in enumerate(self.levels):
+            for column, clock in enumerate(self.clocks):
+                rate = rates.alone_bytes_per_us(self.coef, flow, float(clock))
+                extra[row, column] = rates.latency_us(self.coef, flow) * rate
+        if not self.k:
+            return np.zeros((self.n, 0))
+        return np.asarray(self.wire[None, :] + extra[self.level, self.clock[:, None]])
+
+    def _start(self, live: I64, started: NDArray[np.bool_], finished: NDArray[np.bool_]) -> None:
+        if not self.k:
+            return
+        before = self.previous[live]
+        free = (before < 0) | np.take_along_axis(finished[live], np.maximum(before, 0), axis=1)
+        started[live] |= free & (self.start_at[live] <= self.position[live, None] + _EPS)
+
+    def _target(self, live: I64, started: NDArray[np.bool_], finished: NDArray[np.bool_]) -> F64:
+        """The position compute may run to before the next start or wait."""
+        target = np.full(len(live), float(self.m))
+        if self.k:
+            position = self.position[live, None]
+            ahead = ~started[live] & (self.start_at[live] > position + _EPS)
+            starts = np.where(ahead, self.start_at[live], np.inf).min(axis=1)
+            waits = np.where(finished[live], np.inf, self.required[live]).min(axis=1)
+            target = np.minimum(target, np.minimum(starts, waits))
+        return np.asarray(np.maximum(target, self.position[live]))
+
+    def _rows(self, clock: I64, active: NDArray[np.bool_], live: I64) -> I64:
+        """Table row of each setting's running set, built when first met."""
+        bits = np.where(active, np.left_shift(np.int64(1), self.level[live]), 0).sum(axis=1) if self.k else 0
+        codes, inverse = np.unique(bits * len(self.clocks) + clock, return_inverse=True)
+        numbers = np.array([self._row(int(code)) for code in codes], np.int64)
+        self.tables.freeze()
+        return np.asarray(numbers[inverse])
+
+    def _row(self, code: int) -> int:
+        tables = self.tables
+        if code not in tables.row_of:
+            mask, clock = divmod(code, len(self.clocks))
+            members = [i for i in range(len(self.levels)) if mask >> i & 1]
+            flows = tuple(self.levels[i][1] for i in members)
+            frequency = float(self.clocks[clock])
+            stretch, bandwidth = rates.beside(
+                self.coef, flows, self.work.kernel_class, self.work.grid, frequency
+            )
+            duration = self.base_time[clock] * stretch
+            moved = np.zeros((len(self.levels), self.m + 1))
+            alone = np.zeros(len(self.levels))
+            moved[members, 1:] = np.cumsum(bandwidth * duration, axis=1)
+            alone[members] = rates.shared_bytes_per_us(self.coef, flows, frequency)
+            tables.add(code, np.concatenate([[0.0], np.cumsum(duration)]), moved, alone)
+        return tables.row_of[code]
+
+    def _step(
+        self,
+        live: I64,
+        table: I64,
+        active: NDArray[np.bool_],
+        remaining: F64,
+        target: F64,
+        moving: NDArray[np.bool_],
+    ) -> tuple[F64, NDArray[np.bool_]]:
+        """Time to the next event of each setting, and which collectives end with it."""
+        times, moved = self.tables.time, self.tables.moved
+        here = times.at(table, self.position[live])
+        until = np.where(moving, times.at(table, target) - here, np.inf)
+        ends = np.full((len(live), self.k), np.inf)
+        for j in range(self.k):
+            chosen = np.flatnonzero(active[:, j])
+            if not len(chosen):
+                continue
+            row, level = table[chosen], self.level[live[chosen], j]
+            still = remaining[chosen, j] / np.maximum(self.tables.alone[row, level], _EPS)
+            flat = row * len(self.levels) + level
+            goal = moved.at(flat, self.position[live[chosen]]) + remaining[chosen, j]
+            beside = times.at(row, moved.find(flat, goal)) - here[chosen]
+            beside = np.where(goal > moved.last(flat), np.inf, beside)
+            ends[chosen, j] = np.where(moving[chosen], beside, still)
+        step = np.minimum(until, ends.min(axis=1)) if self.k else until
+        if not np.isfinite(step).all():
+            raise RuntimeError(_UNSETTLED)
+        return step, ends <= step[:, None] + _EPS
+
+    def _advance(
+        self,
+        live: I64,
+        table: I64,
+        active: NDArray[np.bool_],
+        remaining: F64,
+        step: F64,
+        target: F64,
+        moving: NDArray[np.bool_],
+        done: NDArray[np.bool_],
+    ) -> None:
+        before = self.position[live]
+        times, moved, alone = self.tables.time, self.tables.moved, self.tables.alone
+        goal = times.at(table, before) + step
+        after = np.where(moving, np.minimum(times.find(table, goal), target), before)
+        reached = moving & (goal >= times.at(table, target) - _EPS)
+        after = np.where(reached, target, after)
+        for j in range(self.k):
+            chosen = np.flatnonzero(active[:, j])
+            row, level = table[chosen], self.level[live[chosen], j]
+            flat = row * len(self.levels) + level
+            gone = np.where(
+                moving[chosen],
+                moved.at(flat, after[chosen]) - moved.at(flat, before[chosen]),
+                step[chosen] * alone[row, level],
+            )
+            left = np.maximum(remaining[live[chosen], j] - gone, 0.0)
+            remaining[live[chosen], j] = np.where(done[chosen, j], 0.0, left)
+        self.position[live] = after
+
+    def _carry(self) -> F64:
+        """What the span does not wait for runs on alone, one after another."""
+        carry = np.zeros(self.n)
+        for j in range(self.k):
+            chosen = np.flatnonzero(~self.finished[:, j])
+            rate = np.array(
+                [
+                    [rates.alone_bytes_per_us(self.coef, flow, float(f)) for f in self.clocks]
+                    for _, flow in self.levels
+                ]
+            )
+            left = self.remaining[chosen, j] / rate[self.level[chosen, j], self.clock[chosen]]
+            carry[chosen] += left
+            self.resident[chosen, j] += left
+        return carry
+
+    def _costs(self, carry: F64) -> SpanCosts:
+        coef, work = self.coef, self.work
+        time, exposed, resident = self.time, self.exposed, self.resident
+        if self.k:
+            extra = self.serialised * coef.serialise_us * self.k
+            time, exposed = time + extra, exposed + extra
+        compute = np.array(
+            [rates.compute_energy_j(coef, work.kernel_class, work.alone_us, f).sum() for f in self.clocks]
+        )
+        residence = np.array([rates.flow_power_w(coef, flow) for _, flow in self.levels])
+        communication = np.zeros(self.n)
+        for j in range(self.k):
+            per_level = np.array([rates.flow_energy_j(coef, flow, self.wire[j]) for _, flow in self.levels])
+            communication += per_level[self.level[:, j]] + residence[self.level[:, j]] * resident[:, j] * 1e-6
+        energy = compute[self.clock] + communication
+        free = self.base_time.sum(axis=1)[self.clock]
+        contention = np.maximum(time - exposed - free, 0.0)
+        spread = uncertainty(self.cost)
+        time_sd = np.sqrt(
+            (spread.time * time) ** 2
+            + (spread.bandwidth * exposed) ** 2
+            + (spread.contention * contention) ** 2
+        )
+        energy_sd = np.sqrt((spread.energy * energy) ** 2 + (spread.communication * communication) ** 2)
+        return SpanCosts(
+            time_us=time,
+            energy_j=energy,
+            exposed_us=exposed,
+            carry_us=carry,
+            time_hi_us=time + Z90 * time_sd,
+            energy_hi_j=energy + Z90 * energy_sd,
+        )
+
+
+class _Stacked:
+    """Piecewise linear functions on 0..m given at the integers, searched together.
+
+    Rows are laid end to end, each lifted above the one before, so that one sorted search serves all.
+    """
+
+    def __init__(self, values: F64) -> None:
+        self.values = values
+        self.width = values.shape[1]
+        self.lift = np.concatenate([[0.0], np.cumsum(values[:, -1] + 1.0)[:-1]])
+        self.flat = (values + self.lift[:, None]).ravel()
+
+    def last(self, row: I64) -> F64:
+        """Value at m."""
+        return np.asarray(self.values[row, -1])
+
+    def at(self, row: I64, position: F64) -> F64:
+        """Value at a real position."""
+        index = np.minimum(position.astype(np.int64), self.width - 1)
+        base = row * self.width + index
+        low = self.values.ravel()[base]
+        high = self.values.ravel()[np.minimum(base + 1, row * self.width + self.width - 1)]
+        return np.asarray(low + (high - low) * (position - index))
+
+    def find(self, row: I64, value: F64) -> F64:
+        """Real position at which a row first reaches a value; m where it never does."""
+        wanted = np.minimum(value, self.values[row, -1]) + self.lift[row]
+        index = np.searchsorted(self.flat, wanted, side="left") - row * self.width
+        index = np.clip(index, 1, max(self.width - 1, 1))
+        if self.width == 1:
+            return np.zeros(len(row))
+        base = row * self.width + index
+        low, high = self.flat[base - 1], self.flat[base]
+        share = np.clip((wanted - low) / np.maximum(high - low, _EPS), 0.0, 1.0)
+        return np.asarray(index - 1 + share)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Uncertainty:
+    """Relative standard deviations of the parts of a price."""
+
+    time: float
+    energy: float
+    bandwidth: float
+    contention: float
+    communication: float
+
+
+def uncertainty(cost: CostModel) -> Uncertainty:
+    """Return relative standard deviations from a model's intervals (half of 90 % over 1.64)."""
+
+    def spread(*names: str) -> float:
+        return max(cost.constants[name].relative_halfwidth for name in names) / Z90
+
+    return Uncertainty(
+        time=cost["time_residual"],
+        energy=cost["energy_residual"],
+        bandwidth=spread("all_gather.gb_per_s", "reduce_scatter.gb_per_s"),
+        contention=spread("gemm.wave_share", "gemm.sm_share"),
+        communication=spread("all_gather.j_per_gb", "all_gather.w_per_cta"),
+    )
+
+
+def _latest_starts(lane: I64, required: F64) -> F64:
+    """Last position at which each collective can start without its communicator deadlocking, float[n, k].
+
+    A launch after the wait for its own result, or for that of a later collective behind it on the same
+    communicator, cannot happen.
+    """
+    n, k = lane.shape
+    latest = np.empty((n, k))
+    bound = np.full((n, int(lane.max(initial=0)) + 1), np.inf)
+    rows = np.arange(n)
+    for j in reversed(range(k)):
+        bound[rows, lane[:, j]] = np.minimum(bound[rows, lane[:, j]], required[:, j])
+        latest[:, j] = bound[rows, lane[:, j]]
+    return latest
+
+
+def _previous(lane: I64) -> I64:
+    """Index of the collective before each one on its communicator, -1 for the first, int[n, k]."""
+    n, k = lane.shape
+    before = np.full((n, k), -1, np.int64)
+    last = np.full((n, int(lane.max(initial=0)) + 1), -1, np.int64)
+    rows = np.arange(n)
+    for j in range(k):
+        before[:, j] = last[rows, lane[:, j]]
+        last[rows, lane[:, j]] = j
+    return before
