@@ -1,0 +1,190 @@
+"""Carbon-intensity and price series, and a forecast of their next values.
+
+Readers for CSV files and for Electricity Maps history documents. The forecast is a ridge regression on the
+previous value and the time of day, trained on the last day: the features of Chase, without its kernel.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from bisect import bisect_right
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kareus.errors import InputError, UsageError
+
+DAY_S = 86_400.0
+TRAINED_ON = 48  # values: a day of half hours
+_RIDGE = 5.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Series:
+    """A quantity over time: grams of CO2 equivalent, or money, per kWh.
+
+    Attributes:
+        start_s: seconds since 1970 at which each value begins to hold, ascending. value: one for each.
+        interval_s: how long the last value holds, and the step of forecasts.
+    """
+
+    start_s: tuple[float, ...]
+    value: tuple[float, ...]
+    interval_s: float
+
+    def index_at(self, time_s: float) -> int:
+        """Index of the value in force, the first before the series begins, the last after it ends."""
+        return max(bisect_right(self.start_s, time_s) - 1, 0)
+
+    def at(self, time_s: float) -> float:
+        """The value in force."""
+        return self.value[self.index_at(time_s)]
+
+    def next_change_s(self, time_s: float) -> float:
+        """When the value in force ends."""
+        index = bisect_right(self.start_s, time_s)
+        if index < len(self.start_s):
+            return self.start_s[index]
+        beyond = time_s - self.start_s[-1]
+        return self.start_s[-1] + (math.floor(beyond / self.interval_s + 1e-9) + 1) * self.interval_s
+
+
+def make_series(start_s: list[float], value: list[float], where: str) -> Series:
+    """Check and sort a series.
+
+    Raises:
+        InputError: empty, twice the same time, or a value that is not a number of at least 0.
+    """
+    if not value:
+        raise InputError(f"{where}: no values; expected times with a value for each")
+    order = sorted(range(len(value)), key=lambda i: start_s[i])
+    times, values = [start_s[i] for i in order], [value[i] for i in order]
+    for time_s, figure in zip(times, values, strict=True):
+        if not (math.isfinite(figure) and figure >= 0):
+            moment = datetime.fromtimestamp(time_s, UTC).isoformat()
+            raise InputError(f"{where}: expected a number of at least 0 at {moment}, found {figure}")
+    steps = np.diff(times)
+    if len(steps) and steps.min() <= 0:
+        raise InputError(
+            f"{where}: the time {datetime.fromtimestamp(times[int(np.argmin(steps))], UTC)} occurs twice"
+        )
+    interval = float(np.median(steps)) if len(steps) else 3600.0
+    return Series(start_s=tuple(times), value=tuple(values), interval_s=interval)
+
+
+def read_series_csv(
+    path: str | os.PathLike[str], *, column: str = "value", time_column: str = "timestamp"
+) -> Series:
+    """Read a CSV with an ISO 8601 time column and a column of values.
+
+    Raises:
+        InputError: unreadable, a missing column, a time or number that cannot be read.
+    """
+    times, values = [], []
+    try:
+        with open(path, newline="", encoding="utf-8") as file:
+            for number, row in enumerate(csv.DictReader(file), 1):
+                try:
+                    times.append(_seconds(row[time_column]))
+                    values.append(float(row[column]))
+                except (KeyError, TypeError, ValueError) as error:
+                    raise InputError(
+                        f"{path}, row {number}: expected an ISO time under {time_column!r} and a number "
+                        f"under {column!r} ({error}); columns are {list(row)}"
+                    ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}; expected a CSV series") from error
+    return make_series(times, values, str(path))
+
+
+def read_electricity_maps(path: str | os.PathLike[str]) -> Series:
+    """Read an Electricity Maps answer: `{"history": [{"datetime": ..., "carbonIntensity": ...}, ...]}`.
+
+    A `"forecast"` or `"data"` list of the same shape is read too. Entries without a figure are left out.
+
+    Raises:
+        InputError: unreadable, not JSON, or without such a list.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            document: Any = json.load(file)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"cannot read {path}: {error}; expected an Electricity Maps JSON document"
+        ) from error
+    entries = None
+    if isinstance(document, dict):
+        entries = next(
+            (document[k] for k in ("history", "forecast", "data") if isinstance(document.get(k), list)), None
+        )
+    if entries is None:
+        raise InputError(
+            f'{path}: expected a list under "history", "forecast" or "data"; this is another document'
+        )
+    times, values = [], []
+    for number, entry in enumerate(entries):
+        try:
+            if entry["carbonIntensity"] is None:
+                continue
+            times.append(_seconds(entry["datetime"]))
+            values.append(float(entry["carbonIntensity"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f'{path}, entry {number}: expected "datetime" and "carbonIntensity" ({error})'
+            ) from error
+    return make_series(times, values, str(path))
+
+
+def forecast(series: Series, now_s: float, count: int) -> NDArray[np.float64]:
+    """Forecast the next values from those that have begun before `now_s`.
+
+    Args:
+        series: the past; values that begin later are not looked at.
+        now_s: seconds since 1970.
+        count: values to forecast, the first for the interval after the one in force.
+
+    Returns:
+        float64[count]. With fewer than four known values, the last one repeated.
+    """
+    if count < 1:
+        raise UsageError(f"expected at least one value to forecast, found {count}")
+    end = bisect_right(series.start_s, now_s)
+    begin = max(end - TRAINED_ON, 0)
+    values = np.array(series.value[begin : max(end, 1)])
+    times = np.array(series.start_s[begin : max(end, 1)])
+    if len(values) < 4:
+        return np.full(count, values[-1])
+    mean = float(values.mean())
+    inputs = _features(times[1:], values[:-1] - mean)
+    # Changes are regressed, so that with little to learn from the forecast is "as now".
+    change = np.diff(values)
+    weights = np.linalg.solve(inputs.T @ inputs + _RIDGE * _scale(inputs), inputs.T @ change)
+    result = np.empty(count)
+    time_s, last = float(times[-1]), float(values[-1])
+    low, high = float(values.min()), float(values.max())
+    for i in range(count):
+        time_s += series.interval_s
+        last += float((_features(np.array([time_s]), np.array([last - mean])) @ weights)[0])
+        last = min(max(last, low), high)
+        result[i] = last
+    return result
+
+
+def _features(times: NDArray[np.float64], previous: NDArray[np.float64]) -> NDArray[np.float64]:
+    angle = 2 * math.pi * times / DAY_S
+    return np.stack([np.sin(angle), np.cos(angle), previous], axis=1)
+
+
+def _scale(inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.diag(np.maximum((inputs**2).mean(axis=0), 1e-9))
+
+
+def _seconds(text: str) -> float:
+    moment = datetime.fromisoformat(text)
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
