@@ -8,7 +8,18 @@ logged once and counted.
 """
 
 from kareus.device.energy import EnergyMeter, EnergyReading, EnergySnapshot, open_meter
+from kareus.device.governor import Event, Governor, GovernorReport
 from kareus.device.gpu import Gpu
 from kareus.device.sampler import Sampler
 
-__all__ = ["EnergyMeter", "EnergyReading", "EnergySnapshot", "Gpu", "Sampler", "open_meter"]
+__all__ = [
+    "EnergyMeter",
+    "EnergyReading",
+    "EnergySnapshot",
+    "Event",
+    "Governor",
+    "GovernorReport",
+    "Gpu",
+    "Sampler",
+    "open_meter",
+]
