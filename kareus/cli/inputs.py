@@ -1,0 +1,105 @@
+"""What several subcommands read the same way: a trace directory, a profile, a step, the knobs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+
+from kareus.errors import InputError, UsageError
+from kareus.model.cost import CostModel
+from kareus.model.profile import Profile
+from kareus.trace.graph import graphs
+from kareus.trace.ranks import TraceSet
+from kareus.trace.types import StepGraph
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepInput:
+    """One recorded step chosen for planning.
+
+    Attributes:
+        traces: the job's traces. graph: the chosen step of the chosen rank.
+        cost: fitted from the profile, or assumed. profile_note: a sentence on where the costs come from.
+        conditions: versions and hardware of the recording.
+    """
+
+    traces: TraceSet
+    graph: StepGraph
+    cost: CostModel
+    profile_note: str
+    conditions: dict[str, str]
+
+
+def add_step_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that choose a recorded step and its cost model."""
+    parser.add_argument("directory", metavar="DIR", help="directory with one trace file per rank")
+    parser.add_argument(
+        "--profile", metavar="FILE", help="measured profile of this kind of GPU (kareus.profile/1)"
+    )
+    parser.add_argument("--rank", type=int, help="rank to plan on (default: the slowest)")
+    parser.add_argument("--step", type=int, help="step of the trace, from 0 (default: the last)")
+
+
+def read_step(args: argparse.Namespace) -> StepInput:
+    """Read what `add_step_arguments` describes; warnings go to stderr.
+
+    Raises:
+        InputError: files that cannot be used. UsageError: a rank or step that is not there.
+    """
+    traces = TraceSet.open(args.directory)
+    ranks = traces.ranks
+    if args.rank is not None and args.rank not in ranks:
+        raise UsageError(f"--rank {args.rank}: {args.directory} holds ranks {', '.join(map(str, ranks))}")
+    chosen = _pick(traces, ranks if args.rank is None else (args.rank,), args.step)
+    for warning in traces.warnings:
+        print(f"warning: {warning.text}", file=sys.stderr)
+    cost, note = read_cost(args.profile, chosen)
+    return StepInput(
+        traces=traces, graph=chosen, cost=cost, profile_note=note, conditions=conditions(traces, chosen)
+    )
+
+
+def _pick(traces: TraceSet, ranks: tuple[int, ...], step: int | None) -> StepGraph:
+    """The wanted step of the rank whose step takes longest: it decides everybody's step time.
+
+    With many ranks only a few are read in full: the first, the last and those between at equal distance.
+    """
+    stride = max(1, len(ranks) // 4)
+    best: StepGraph | None = None
+    for rank in ranks[::stride]:
+        found = graphs(traces.load(rank))
+        if not found:
+            raise InputError(
+                f"rank {rank}: no complete training step in its trace; record at least two steps"
+            )
+        if step is not None and not 0 <= step < len(found):
+            raise UsageError(f"--step {step}: the trace of rank {rank} holds steps 0..{len(found) - 1}")
+        graph = found[-1 if step is None else step]
+        if best is None or graph.duration_ns > best.duration_ns:
+            best = graph
+    assert best is not None  # TraceSet.open refuses a directory without ranks
+    return best
+
+
+def read_cost(profile: str | None, graph: StepGraph) -> tuple[CostModel, str]:
+    """Return the cost model to use and a sentence on where it comes from."""
+    if profile is None:
+        return (
+            CostModel.assumed(graph.gpu, graph.num_sms),
+            f"unverified: costs of {graph.gpu or 'an unknown GPU'} are assumed; pass --profile to use measurements",
+        )
+    loaded = Profile.load(profile)
+    cost = CostModel.from_profile(loaded)
+    if graph.gpu and loaded.gpu != graph.gpu:
+        return cost, f"unverified: the profile is of {loaded.gpu}, the trace of {graph.gpu}"
+    return cost, f"costs fitted from {profile} ({loaded.gpu})"
+
+
+def conditions(traces: TraceSet, graph: StepGraph) -> dict[str, str]:
+    """Return versions and hardware of the recording, as a schedule carries them."""
+    manifest = traces.manifest
+    found = {"gpu": graph.gpu}
+    if manifest is not None:
+        found |= {"torch": manifest.torch, "nccl": manifest.nccl, "driver": manifest.driver}
+    return {name: text for name, text in found.items() if text}

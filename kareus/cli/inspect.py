@@ -1,0 +1,194 @@
+"""`kareus inspect`: what each rank's step consists of, and what its GPU waits for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from kareus.errors import InputError, UsageError
+from kareus.trace.graph import graphs
+from kareus.trace.ranks import TraceSet
+from kareus.trace.stats import CollectiveRow, StepTimes, collective_rows, step_times
+from kareus.trace.types import StepGraph, Trace
+
+ALIGN_UP_TO = 64  # reading every rank of a larger job takes minutes; ask for it with --align
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "inspect",
+        help="show what a recorded step consists of",
+        description="Show, per rank, the steps found, their compute, communication, exposed communication and idle "
+        "time, and one row per collective of a step.",
+        epilog="example: kareus inspect traces/fsdp2-nvlink-default --rank 0",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "directory", metavar="DIR", help="directory with one trace file per rank, or one file"
+    )
+    parser.add_argument("--rank", type=int, action="append", help="only this rank (may be repeated)")
+    parser.add_argument("--step", type=int, help="step whose collectives are listed (default: the last)")
+    parser.add_argument(
+        "--align", action="store_true", help=f"match collectives across more than {ALIGN_UP_TO} ranks too"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Inspect and print; see the parser's help."""
+    traces = TraceSet.open(args.directory)
+    wanted = tuple(args.rank or traces.ranks)
+    absent = [rank for rank in wanted if rank not in traces.ranks]
+    if absent:
+        raise UsageError(
+            f"--rank {absent[0]}: {args.directory} holds ranks {', '.join(map(str, traces.ranks))}"
+        )
+    document: dict[str, Any] = {"schema": "kareus.inspect/1", "world_size": traces.world_size, "ranks": []}
+    console = Console(highlight=False)
+    for rank in wanted:
+        trace = traces.load(rank)
+        steps = graphs(trace)
+        if not steps:
+            raise InputError(f"{trace.path}: no complete training step in it; record at least two")
+        index = len(steps) - 1 if args.step is None else args.step
+        if not 0 <= index < len(steps):
+            raise UsageError(f"--step {args.step}: rank {rank} holds steps 0..{len(steps) - 1}")
+        times, rows = [step_times(step) for step in steps], collective_rows(steps[index])
+        document["ranks"].append(_rank_document(trace, steps, times, rows, index))
+        if not args.json:
+            _print_rank(
+                console, trace, times, rows, index, show_rows=rank == wanted[0] or args.rank is not None
+            )
+    if len(traces.ranks) > 1 and (len(traces.ranks) <= ALIGN_UP_TO or args.align):
+        document["alignment"] = _alignment_document(traces)
+        if not args.json:
+            _print_alignment(console, document["alignment"])
+    document["warnings"] = [{"code": w.code, "count": w.count, "text": w.text} for w in traces.warnings]
+    for warning in traces.warnings:
+        print(f"warning: {warning.text}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    return 0
+
+
+def _rank_document(
+    trace: Trace, steps: list[StepGraph], times: list[StepTimes], rows: list[CollectiveRow], index: int
+) -> dict[str, Any]:
+    return {
+        "rank": trace.rank,
+        "file": trace.path,
+        "gpu": trace.gpu,
+        "num_sms": trace.num_sms,
+        "wrapper": steps[0].wrapper,
+        "steps_from": trace.steps_from,
+        "steps": [
+            {name: round(getattr(t, name), 3) for name in StepTimes.__dataclass_fields__} for t in times
+        ],
+        "collectives_of_step": index,
+        "collectives": [_row_document(row) for row in rows],
+    }
+
+
+def _row_document(row: CollectiveRow) -> dict[str, Any]:
+    c = row.collective
+    return {
+        "kind": c.kind.name.lower(),
+        "phase": c.phase.name.lower(),
+        "unit": c.unit,
+        "bytes": c.num_bytes,
+        "dtype": c.dtype,
+        "num_ctas": c.num_ctas,
+        "path": c.path,
+        "start_us": round(row.start_us, 3),
+        "duration_us": round(row.duration_us, 3),
+        "exposed_us": round(row.exposed_us, 3),
+        "beside": {
+            name: {"time_us": round(time_us, 3), "slowdown": None if math.isnan(slow) else round(slow, 3)}
+            for name, (time_us, slow) in row.beside.items()
+        },
+    }
+
+
+def _alignment_document(traces: TraceSet) -> dict[str, Any]:
+    alignment = traces.alignment
+    transfer = [m.transfer_ns / 1000 for m in alignment.collectives]
+    return {
+        "offset_us": {str(r): o / 1000 for r, o in alignment.offset_ns.items()},
+        "uncertainty_us": {str(r): u / 1000 for r, u in alignment.uncertainty_ns.items()},
+        "matched_collectives": len(alignment.collectives),
+        "transfer_us": round(sum(transfer), 3),
+        "transfer_is": "exact" if alignment.complete else "an upper bound",
+        "wait_us": {
+            str(rank): round(
+                sum(
+                    float(m.wait_ns[list(m.ranks).index(rank)])
+                    for m in alignment.collectives
+                    if rank in m.ranks
+                )
+                / 1000,
+                3,
+            )
+            for rank in traces.ranks
+        },
+        "stragglers": {str(r): round(s, 3) for r, s in alignment.stragglers().items()},
+    }
+
+
+def _print_rank(
+    console: Console,
+    trace: Trace,
+    times: list[StepTimes],
+    rows: list[CollectiveRow],
+    index: int,
+    *,
+    show_rows: bool,
+) -> None:
+    table = Table(
+        title=f"rank {trace.rank}: {trace.gpu or 'unknown GPU'}, steps found by {trace.steps_from}",
+        title_justify="left", box=box.SIMPLE_HEAD,
+    )  # fmt: skip
+    for name in ("step", "time_ms", "compute_ms", "comm_ms", "exposed_ms", "idle_ms"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for number, t in enumerate(times):
+        figures = (t.time_us, t.compute_us, t.comm_us, t.exposed_comm_us, t.idle_us)
+        table.add_row(str(number), *(f"{value / 1000:.2f}" for value in figures))
+    console.print(table)
+    if not show_rows:
+        return
+    table = Table(title=f"collectives of step {index}", title_justify="left", box=box.SIMPLE_HEAD)
+    for name, justify in (("collective", "left"), ("phase", "left"), ("unit", "left"), ("MB", "right"), ("CTAs", "right"),
+                          ("us", "right"), ("exposed_us", "right"), ("beside it (times slower)", "left")):  # fmt: skip
+        table.add_column(name, justify=justify, no_wrap=name != "beside it (times slower)")  # type: ignore[arg-type]
+    for row in rows:
+        c = row.collective
+        beside = ", ".join(
+            name if math.isnan(slow) else f"{name} {slow:.2f}x"
+            for name, (_, slow) in sorted(row.beside.items(), key=lambda item: -item[1][0])[:3]
+        )
+        table.add_row(
+            c.kind.name.lower(), c.phase.name.lower(), c.unit or "(root)", f"{c.num_bytes / 1e6:.1f}",
+            "copy engine" if c.path == "copy_engine" else str(c.num_ctas or "?"),
+            f"{row.duration_us:.0f}", f"{row.exposed_us:.0f}", beside or "-",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _print_alignment(console: Console, alignment: dict[str, Any]) -> None:
+    waits = ", ".join(
+        f"rank {rank} {wait / 1000:.2f} ms" for rank, wait in list(alignment["wait_us"].items())[:8]
+    )
+    console.print(
+        f"{alignment['matched_collectives']} collectives matched across ranks; moving data took "
+        f"{alignment['transfer_us'] / 1000:.2f} ms ({alignment['transfer_is']}); waited for others: {waits}"
+    )
+    for rank, share in alignment["stragglers"].items():
+        console.print(f"rank {rank} arrived last in {share:.0%} of the collectives")

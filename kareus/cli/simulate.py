@@ -1,0 +1,86 @@
+"""`kareus simulate`: what a schedule would do to the recorded step, without asking the solver."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from kareus.cli.inputs import StepInput, add_step_arguments, read_step
+from kareus.errors import MismatchError
+from kareus.model.simulate import Simulation, simulate
+from kareus.report.tables import print_simulate
+from kareus.schedule import Schedule
+from kareus.trace.identity import fingerprint
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "simulate",
+        help="predict a step under a schedule",
+        description="Simulate the recorded step as it was and under a schedule, kernel by kernel, independently of "
+        "the solver.",
+        epilog="example: kareus simulate traces/fsdp2-nvlink-default --profile traces/profiles/h200-nvlink.json "
+        "--schedule schedule.json",
+        allow_abbrev=False,
+    )
+    add_step_arguments(parser)
+    parser.add_argument("--schedule", metavar="FILE", required=True, help="the schedule (kareus.schedule/1)")
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate and print; see the parser's help."""
+    schedule = Schedule.load(args.schedule)
+    step = read_step(args)
+    check_fits(schedule, step, args.schedule)
+    stock = simulate([step.graph], None, step.cost)
+    scheduled = simulate([step.graph], schedule, step.cost)
+    document = simulate_document(step, stock, scheduled)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        print(step.profile_note, file=sys.stderr)
+        print_simulate(document)
+    return 0
+
+
+def check_fits(schedule: Schedule, step: StepInput, where: str) -> None:
+    """Refuse a schedule made for another job than the one recorded.
+
+    Raises:
+        MismatchError: names every difference.
+    """
+    differences = schedule.fingerprint.differences(fingerprint(step.graph))
+    if differences:
+        shown = "; ".join(differences[:5]) + (
+            f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+        )
+        raise MismatchError(f"{where} does not fit the recorded job: {shown}. Solve this trace again")
+
+
+def simulate_document(step: StepInput, stock: Simulation, scheduled: Simulation) -> dict[str, Any]:
+    """Return the `kareus.simulate/1` document."""
+    measured_us = step.graph.duration_ns / 1000
+    return {
+        "schema": "kareus.simulate/1",
+        "stock": _figures(stock),
+        "scheduled": _figures(scheduled),
+        "measured": {"time_us": measured_us},
+        "composition_error": stock.time_us / measured_us - 1,
+        "verified": step.cost.verified,
+        "costs": step.profile_note,
+        "rank": step.graph.rank,
+        "step": step.graph.index,
+    }
+
+
+def _figures(simulation: Simulation) -> dict[str, float]:
+    names = (
+        "time_us", "energy_j", "compute_us", "comm_us", "exposed_comm_us", "idle_us", "average_power_w",
+        "sm_clock_mhz", "peak_gathered_bytes",
+    )  # fmt: skip
+    return {name: float(getattr(simulation, name)) for name in names}

@@ -1,0 +1,181 @@
+"""`kareus solve`: from a recorded step to a schedule with its proof."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from kareus.cli.inputs import StepInput, add_step_arguments, read_step
+from kareus.errors import UsageError
+from kareus.plan.knobs import knobs_from
+from kareus.plan.planner import Goal, Plan, make_plan
+from kareus.report.progress import SolverProgress
+from kareus.report.tables import print_solve
+from kareus.schema import write_document
+
+FRONTIER_POINTS = 20
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "solve",
+        help="find the schedule of a recorded step",
+        description="Find the schedule of a recorded training step, offline. Needs the extra `solver`; without "
+        "OR-Tools a heuristic runs and its result carries no proof.",
+        epilog="example: kareus solve traces/fsdp2-nvlink-default --profile traces/profiles/h200-nvlink.json "
+        "-o schedule.json",
+        allow_abbrev=False,
+    )
+    add_step_arguments(parser)
+    parser.add_argument("-o", "--output", metavar="FILE", required=True, help="where the schedule goes")
+    goal = parser.add_mutually_exclusive_group()
+    goal.add_argument(
+        "--max-slowdown", metavar="PERCENT", help="least energy within this slowdown (default 0%%)"
+    )
+    goal.add_argument("--deadline-ms", type=float, help="least energy within this step time")
+    goal.add_argument("--energy-budget-j", type=float, help="least time within this energy per GPU and step")
+    parser.add_argument(
+        "--frontier", metavar="FILE", help="also write the time-energy frontier (kareus.step_frontier/1)"
+    )
+    parser.add_argument(
+        "--clocks",
+        choices=("off", "advise", "apply"),
+        default="off",
+        help="plan SM clocks too (advise, apply) or leave them to the GPU (off, default)",
+    )
+    parser.add_argument("--robust", action="store_true", help="choose by the 90 %% worst case of the profile")
+    parser.add_argument(
+        "--time-limit", type=float, default=10.0, metavar="S", help="solver seconds (default 10)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.set_defaults(run=run)
+
+
+def percent(text: str | None) -> float | None:
+    """Return "5%" or "5" as 0.05.
+
+    Raises:
+        UsageError: not a number, or negative.
+    """
+    if text is None:
+        return None
+    try:
+        value = float(text.strip().removesuffix("%"))
+    except ValueError:
+        raise UsageError(f"--max-slowdown {text!r}: expected a percentage such as 5%") from None
+    if not 0 <= value < 1000:
+        raise UsageError(f"--max-slowdown {text!r}: expected 0% or more, below 1000%")
+    return value / 100
+
+
+def run(args: argparse.Namespace) -> int:
+    """Solve and write; see the parser's help."""
+    _check_solver_package()
+    for name in ("deadline_ms", "energy_budget_j", "time_limit"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < 1e12:
+            raise UsageError(f"--{name.replace('_', '-')} {value:g}: expected a positive number")
+    goal = Goal(
+        max_slowdown=percent(args.max_slowdown),
+        deadline_us=None if args.deadline_ms is None else args.deadline_ms * 1000,
+        energy_budget_j=args.energy_budget_j,
+    )
+    step = read_step(args)
+    capabilities = step.traces.manifest.capabilities if step.traces.manifest else {}
+    with SolverProgress(quiet=args.json) as progress:
+        plan = make_plan(
+            step.graph,
+            step.cost,
+            knobs_from(capabilities, clocks=args.clocks),
+            goal,
+            frontier_points=FRONTIER_POINTS if args.frontier else 0,
+            time_limit_s=args.time_limit,
+            robust=args.robust,
+            conditions=step.conditions,
+            progress=progress,
+        )
+    plan.schedule.save(args.output)
+    if args.frontier:
+        write_document(args.frontier, frontier_document(plan))
+    document = solve_document(plan, step)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        print(step.profile_note, file=sys.stderr)
+        print_solve(document, output=args.output)
+    return 0
+
+
+def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
+    """Return the `kareus.solve/1` document of a plan."""
+    solution = plan.solution
+    effect = plan.schedule.bound
+    return {
+        "schema": "kareus.solve/1",
+        "status": str(solution.status),
+        "objective": str(solution.objective),
+        "stock": {"time_us": plan.stock.time_us, "energy_j": plan.stock.energy_j},
+        "serialised": {"time_us": plan.serial.time_us, "energy_j": plan.serial.energy_j},
+        "predicted": {"time_us": solution.time_us, "energy_j": solution.energy_mj / 1000},
+        "bound": {
+            "time_us": effect.time_us if effect and solution.objective == "time" else None,
+            "energy_j": effect.energy_j if effect else None,
+            "certificate": solution.certificate,
+        },
+        "gap": solution.gap,
+        "solve_s": solution.solve_s,
+        "measured": {"time_us": plan.measured_us},
+        "simulated": {
+            "stock": {"time_us": plan.stock_simulation.time_us, "energy_j": plan.stock_simulation.energy_j},
+            "scheduled": {"time_us": plan.simulation.time_us, "energy_j": plan.simulation.energy_j},
+        },
+        "composition_error": {"stock": plan.composition_error[0], "scheduled": plan.composition_error[1]},
+        "verified": plan.schedule.verified,
+        "costs": step.profile_note,
+        "kept_stock": plan.kept_stock,
+        "rank": plan.step.graph.rank,
+        "step": plan.step.graph.index,
+        "spans": len(plan.step.spans),
+        "span_kinds": len(plan.step.tables),
+        "options_priced": sum(table.priced for table in plan.step.tables),
+        "changed_collectives": len(plan.schedule.decisions),
+    }
+
+
+def frontier_document(plan: Plan) -> dict[str, Any]:
+    """Return the `kareus.step_frontier/1` document: the Pareto set with stock, serialised and chosen marked."""
+    traced = plan.frontier
+    assert traced is not None  # asked for by the caller
+    return {
+        "schema": "kareus.step_frontier/1",
+        "stock": {"time_us": plan.stock.time_us, "energy_j": plan.stock.energy_j},
+        "serialised": {"time_us": plan.serial.time_us, "energy_j": plan.serial.energy_j},
+        "chosen": {"time_us": plan.solution.time_us, "energy_j": plan.solution.energy_mj / 1000},
+        "knee": traced.knee,
+        "least_energy": traced.least_energy,
+        "points": [
+            {
+                "time_us": point.time_us,
+                "energy_j": point.energy_mj / 1000,
+                "status": str(point.status),
+                "bound_j": point.bound / 1000 if point.objective == "energy" else None,
+                "gap": point.gap,
+                "certificate": point.certificate,
+            }
+            for point in traced.points
+        ],
+    }
+
+
+def _check_solver_package() -> None:
+    """Refuse a user's own solver.py that shadows the package, with a message that says so."""
+    import solver
+
+    if not hasattr(solver, "Problem"):
+        raise UsageError(
+            f"`import solver` found {getattr(solver, '__file__', solver)!r}, which is not Kareus' solver package; "
+            "run `kareus solve` from another directory, or rename that file"
+        )

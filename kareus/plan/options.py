@@ -1,0 +1,233 @@
+"""Enumerates every setting of a span, prices it with the cost model and keeps what can be optimal.
+
+A span with one to three collectives is enumerated in full (budget x launch point for each, plus
+serialised). A span with more, such as a DDP backward pass with dozens of buckets, gives all collectives
+of one kind the same budget. Prices come from one vectorised call, so 200,000 settings take under a
+second. Dominated settings are dropped per clock: another one at the same clock is no slower and needs no
+more energy. Stock and fully serialised always stay.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kareus.model.cost import CostModel
+from kareus.model.span_cost import SpanConfigs, SpanCosts, SpanWork, evaluate
+from kareus.plan.knobs import Knobs
+from kareus.trace.types import CollectiveKind, CollectiveOp, Span
+from solver.problem import Option, SpanKind
+
+FULL_PRODUCT_COLLECTIVES = 3
+MAX_SETTINGS = 200_000
+
+_KIND_KEYS = {
+    CollectiveKind.ALL_GATHER: "all_gather",
+    CollectiveKind.REDUCE_SCATTER: "reduce_scatter",
+    CollectiveKind.ALL_REDUCE: "all_reduce",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Settings:
+    """Settings of one span, n rows for its k collectives.
+
+    Attributes:
+        num_ctas: int[n, k], 0 is the copy engine. position: int[n, k], see SpanConfigs.
+        serialise: bool[n], compute waits for every collective.
+    """
+
+    num_ctas: NDArray[np.int64]
+    position: NDArray[np.int64]
+    serialise: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.serialise)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptionTable:
+    """A span kind for the solver together with what each option means.
+
+    Attributes:
+        kind: options for the solver; option i is setting `row[i]` at `clocks_mhz[i]`.
+        settings: all settings enumerated. row: int[len(options)].
+        stock_row, serial_row: settings that are stock, and stock serialised.
+        costs_at: (setting, clock) pairs priced, a count for reports.
+    """
+
+    kind: SpanKind
+    settings: Settings
+    row: NDArray[np.int64]
+    stock_row: int
+    serial_row: int
+    priced: int
+
+
+def stock_ctas(collective: CollectiveOp, cost: CostModel) -> int:
+    """SMs the collective held when recorded, or the library's default where the trace does not say."""
+    return collective.num_ctas or cost.coefficients.default_ctas
+
+
+def enumerate_settings(
+    span: Span, collectives: tuple[CollectiveOp, ...], cost: CostModel, knobs: Knobs
+) -> Settings:
+    """Return every setting of a span; row 0 is stock, row 1 stock serialised."""
+    members = span.collectives
+    if not members:
+        empty = np.zeros((1, 0), np.int64)
+        return Settings(num_ctas=empty, position=empty, serialise=np.zeros(1, bool))
+    stock = [(stock_ctas(collectives[m.row], cost), m.stock) for m in members]
+    budgets = [_budgets(collectives[m.row], cost, knobs) for m in members]
+    positions = [m.positions if knobs.launch_points else (m.stock,) for m in members]
+    if len(members) <= FULL_PRODUCT_COLLECTIVES:
+        num_ctas, position = _full_product(budgets, positions)
+    else:
+        num_ctas, position = _same_budget_per_kind(span, collectives, budgets)
+    base_ctas = np.array([[c for c, _ in stock]] * 2, np.int64)
+    base_position = np.array([[p for _, p in stock]] * 2, np.int64)
+    return Settings(
+        num_ctas=np.concatenate([base_ctas, num_ctas]),
+        position=np.concatenate([base_position, position]),
+        serialise=np.concatenate([[False, True], np.zeros(len(num_ctas), bool)]),
+    )
+
+
+def _budgets(collective: CollectiveOp, cost: CostModel, knobs: Knobs) -> list[int]:
+    """Budgets worth trying: no more than stock holds, since NCCL opens no more channels than it chose."""
+    stock = stock_ctas(collective, cost)
+    budgets = [stock]
+    if knobs.cta_budgets and collective.kind in _KIND_KEYS:
+        budgets += [c for c in knobs.ctas if c < stock]
+    if knobs.copy_engine and collective.kind == CollectiveKind.ALL_GATHER:
+        budgets.append(0)
+    return sorted(budgets)
+
+
+def _full_product(
+    budgets: list[list[int]], positions: list[tuple[int, ...]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    shape = [len(axis) for pair in zip(budgets, positions, strict=True) for axis in pair]
+    while math.prod(shape) > MAX_SETTINGS:  # thin the longest axis of positions, keeping both ends
+        longest = max(range(len(positions)), key=lambda j: len(positions[j]))
+        kept = np.unique(
+            np.linspace(0, len(positions[longest]) - 1, len(positions[longest]) // 2 + 1).astype(int)
+        )
+        positions = [*positions]
+        positions[longest] = tuple(positions[longest][i] for i in kept)
+        shape = [len(axis) for pair in zip(budgets, positions, strict=True) for axis in pair]
+    index = np.indices(shape).reshape(len(shape), -1)
+    num_ctas = np.stack([np.array(b, np.int64)[index[2 * j]] for j, b in enumerate(budgets)], axis=1)
+    position = np.stack([np.array(p, np.int64)[index[2 * j + 1]] for j, p in enumerate(positions)], axis=1)
+    return num_ctas, position
+
+
+def _same_budget_per_kind(
+    span: Span, collectives: tuple[CollectiveOp, ...], budgets: list[list[int]]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    kinds = [collectives[m.row].kind for m in span.collectives]
+    distinct = sorted(set(kinds))
+    per_kind = [
+        sorted(set().union(*(b for b, k in zip(budgets, kinds, strict=True) if k == d))) for d in distinct
+    ]
+    index = np.indices([len(b) for b in per_kind]).reshape(len(per_kind), -1)
+    column = {d: np.array(per_kind[i], np.int64)[index[i]] for i, d in enumerate(distinct)}
+    num_ctas = np.stack([column[k] for k in kinds], axis=1)
+    position = np.tile(np.array([m.stock for m in span.collectives], np.int64), (len(num_ctas), 1))
+    return num_ctas, position
+
+
+def option_table(
+    name: str,
+    span: Span,
+    work: SpanWork,
+    collectives: tuple[CollectiveOp, ...],
+    cost: CostModel,
+    knobs: Knobs,
+    clocks_mhz: tuple[int, ...],
+) -> OptionTable:
+    """Enumerate and price a span kind at every clock level, and keep what can be optimal.
+
+    Times and energies are rounded up, so no plan is promised to be better than the table.
+    """
+    settings = enumerate_settings(span, collectives, cost, knobs)
+    stock = settings.num_ctas[0], settings.position[0]
+    changes = ((settings.num_ctas != stock[0]) | (settings.position != stock[1])).sum(
+        axis=1
+    ) + settings.serialise
+    keys = [ladder_key(collectives[m.row]) for m in span.collectives]
+    options: list[Option] = []
+    rows: list[int] = []
+    for level, clock in enumerate(clocks_mhz):
+        costs = _price(work, settings, cost, clock)
+        kept = _non_dominated(costs, changes, always=(0, 1) if len(settings) > 1 else (0,))
+        for row in kept:
+            options.append(_option(costs, settings, stock[0], changes, keys, int(row), level))
+            rows.append(int(row))
+    return OptionTable(
+        kind=SpanKind(name=name, options=tuple(options), stock=rows.index(0)),
+        settings=settings,
+        row=np.array(rows, np.int64),
+        stock_row=0,
+        serial_row=min(1, len(settings) - 1),
+        priced=len(settings) * len(clocks_mhz),
+    )
+
+
+def ladder_key(collective: CollectiveOp) -> str:
+    """The communicator family a budget is drawn from: rank tuple and kind."""
+    return f"{_KIND_KEYS.get(collective.kind, 'other')}@{','.join(map(str, collective.group))}"
+
+
+def _price(work: SpanWork, settings: Settings, cost: CostModel, clock_mhz: int) -> SpanCosts:
+    return evaluate(
+        work,
+        SpanConfigs(
+            num_ctas=settings.num_ctas,
+            position=settings.position,
+            serialise=settings.serialise,
+            sm_clock_mhz=np.full(len(settings), float(clock_mhz)),
+        ),
+        cost,
+    )
+
+
+def _non_dominated(costs: SpanCosts, changes: NDArray[np.int64], always: tuple[int, ...]) -> list[int]:
+    """Rows no other row beats in time and energy, fewest changes first among equals, stock ahead of all."""
+    time, energy = np.ceil(costs.time_us), np.ceil(costs.energy_j * 1000)
+    order = np.lexsort((changes, energy, time))
+    kept, best = [], np.inf
+    for row in order:
+        if energy[row] < best:
+            kept.append(int(row))
+            best = energy[row]
+    return [*always, *(row for row in kept if row not in always)]
+
+
+def _option(
+    costs: SpanCosts,
+    settings: Settings,
+    stock: NDArray[np.int64],
+    changes: NDArray[np.int64],
+    keys: list[str],
+    row: int,
+    level: int,
+) -> Option:
+    rungs = {
+        (key, int(ctas))
+        for key, ctas, usual in zip(keys, settings.num_ctas[row], stock, strict=True)
+        if ctas != usual and ctas > 0
+    }
+    return Option(
+        label=str(row),
+        clock=level,
+        time_us=math.ceil(costs.time_us[row]),
+        energy_mj=math.ceil(costs.energy_j[row] * 1000),
+        rungs=tuple(sorted(rungs)),
+        changes=int(changes[row]),
+        worst_time_us=math.ceil(costs.time_hi_us[row]),
+        worst_energy_mj=math.ceil(costs.energy_hi_j[row] * 1000),
+    )

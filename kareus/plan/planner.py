@@ -1,0 +1,204 @@
+"""The main job offline: a recorded step in, a schedule with its proof out.
+
+    plan = make_plan(graph, cost, knobs, goal)
+    plan.schedule, plan.solution, plan.frontier
+
+The plan is re-simulated on the whole step (`kareus.model.simulate`) before it is believed: where the
+simulator does not confirm that it beats stock, the schedule that leaves everything as stock is returned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kareus.errors import InfeasibleError, TimeLimitError
+from kareus.model.cost import CostModel
+from kareus.model.simulate import Simulation, simulate
+from kareus.plan.knobs import Knobs
+from kareus.plan.lower import Effects, lower
+from kareus.plan.problem import StepProblem, build_problem, with_limits
+from kareus.schedule import Effect, Schedule
+from kareus.trace.types import StepGraph
+from solver import Frontier, Objective, Solution, Status, frontier, solve
+from solver.check import judge
+
+Progress = Callable[..., Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Goal:
+    """What the user asked for; at most one of the three limits.
+
+    Attributes:
+        max_slowdown: least energy within this share over stock's time (0.05 is 5 %).
+        deadline_us: least energy within this step time.
+        energy_budget_j: least time within this energy.
+    """
+
+    max_slowdown: float | None = None
+    deadline_us: float | None = None
+    energy_budget_j: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Point:
+    """Time and energy of one plan of the step, by the option tables."""
+
+    time_us: int
+    energy_j: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """Everything `kareus solve` shows.
+
+    Attributes:
+        step: the problem. schedule: what to replay. solution: the chosen point with its proof.
+        stock, serial: points of the same tables. frontier: None unless asked for.
+        stock_simulation, simulation: the whole step, simulated kernel by kernel.
+        composition_error: (sum of spans - simulated step) / simulated step, for stock and for the plan.
+        measured_us: the recorded step.
+        kept_stock: why the plan was not used, "" where it is.
+    """
+
+    step: StepProblem
+    schedule: Schedule
+    solution: Solution
+    stock: Point
+    serial: Point
+    frontier: Frontier | None
+    stock_simulation: Simulation
+    simulation: Simulation
+    composition_error: tuple[float, float]
+    measured_us: float
+    kept_stock: str = ""
+
+
+def make_plan(
+    graph: StepGraph,
+    cost: CostModel,
+    knobs: Knobs,
+    goal: Goal,
+    *,
+    frontier_points: int = 0,
+    time_limit_s: float = 10.0,
+    robust: bool = False,
+    conditions: dict[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Plan one step.
+
+    Args:
+        graph: the step of the rank planned for. cost: fitted or assumed. knobs: what may be turned.
+        goal: limits; none of them means least energy without being slower than stock.
+        frontier_points: also trace the time-energy frontier with about this many points.
+        time_limit_s: for the solver. robust: choose by the 90 % worst case.
+        conditions: versions and hardware, written into the schedule.
+        progress: called by the solver with best, bound, gap and elapsed time.
+
+    Raises:
+        InfeasibleError: no plan meets the limits; names the least possible.
+        TimeLimitError: no plan was found in time.
+        InputError: the step cannot be planned (no compute, no named collectives).
+    """
+    step = build_problem(graph, cost, knobs)
+    stock = _point(step, step.stock_choices)
+    serial = _point(step, step.serial_choices)
+    problem, objective = _limited(step, goal, stock)
+    solution = solve(problem, objective, time_limit_s=time_limit_s, robust=robust, progress=progress)
+    if solution.status is Status.INFEASIBLE:
+        raise InfeasibleError(f"no schedule meets the limits: {solution.reason}")
+    if not solution.choices:
+        raise TimeLimitError(
+            f"no schedule found in {time_limit_s:g} s; allow more with --time-limit, or loosen the limits"
+        )
+    traced = frontier(step.problem, points=frontier_points, progress=progress) if frontier_points else None
+
+    stock_simulation = simulate([graph], None, cost)
+    schedule = lower(step, solution.choices, _effects(stock, solution), conditions=conditions)
+    simulation = simulate([graph], schedule, cost)
+    kept_stock = _why_stock(goal, stock_simulation, simulation)
+    if kept_stock:
+        solution = _as_stock(step, solution)
+        schedule = lower(
+            step, step.stock_choices, _effects(stock, solution), conditions=conditions, notes=(kept_stock,)
+        )
+        simulation = stock_simulation
+    return Plan(
+        step=step,
+        schedule=schedule,
+        solution=solution,
+        stock=stock,
+        serial=serial,
+        frontier=traced,
+        stock_simulation=stock_simulation,
+        simulation=simulation,
+        composition_error=(
+            stock.time_us / stock_simulation.time_us - 1,
+            solution.time_us / simulation.time_us - 1,
+        ),
+        measured_us=graph.duration_ns / 1000,
+        kept_stock=kept_stock,
+    )
+
+
+def _point(step: StepProblem, choices: tuple[int, ...]) -> Point:
+    judged = judge(replace(step.problem, governed=False), choices)
+    return Point(time_us=judged.time_us, energy_j=judged.energy_mj / 1000)
+
+
+def _limited(step: StepProblem, goal: Goal, stock: Point) -> tuple[Any, Objective]:
+    """The problem with the goal's limits, and what to minimise.
+
+    Where the clock is the GPU's own and power is at its limit, energy is power limit x time: least energy
+    is least time, and least time is the objective the tables resolve better.
+    """
+    least_time = step.problem.governed and goal.deadline_us is None and not goal.max_slowdown
+    if goal.energy_budget_j is not None:
+        return with_limits(step.problem, energy_mj=math.floor(goal.energy_budget_j * 1000)), Objective.TIME
+    if goal.deadline_us is not None:
+        return with_limits(step.problem, time_us=math.floor(goal.deadline_us)), Objective.ENERGY
+    limit_us = math.ceil(stock.time_us * (1 + (goal.max_slowdown or 0.0)))
+    return with_limits(step.problem, time_us=limit_us), Objective.TIME if least_time else Objective.ENERGY
+
+
+def _effects(stock: Point, solution: Solution) -> Effects:
+    bound = solution.bound if solution.objective is Objective.ENERGY else None
+    bound_time = solution.bound if solution.objective is Objective.TIME else float(solution.time_us)
+    return Effects(
+        stock=Effect(time_us=stock.time_us, energy_j=stock.energy_j, source="predicted"),
+        predicted=Effect(time_us=solution.time_us, energy_j=solution.energy_mj / 1000, source="predicted"),
+        bound=Effect(time_us=bound_time, energy_j=None if bound is None else bound / 1000, source="bound"),
+    )
+
+
+def _why_stock(goal: Goal, stock: Simulation, planned: Simulation) -> str:
+    """A sentence when the simulated plan does not improve on stock in what the goal asks for."""
+    if goal.energy_budget_j is not None or goal.deadline_us is not None:
+        return ""  # the user's limit rules, not stock
+    allowed_us = stock.time_us * (1 + (goal.max_slowdown or 0.0))
+    if planned.time_us > allowed_us * 1.0005:
+        return (
+            f"kept as stock: the solver's plan simulates at {planned.time_us / 1000:.2f} ms, "
+            f"stock at {stock.time_us / 1000:.2f} ms"
+        )
+    if planned.energy_j > stock.energy_j * 1.0005 and planned.time_us > stock.time_us * 0.9995:
+        return f"kept as stock: the solver's plan simulates at {planned.energy_j:.2f} J, stock at {stock.energy_j:.2f} J"
+    return ""
+
+
+def _as_stock(step: StepProblem, solution: Solution) -> Solution:
+    """The stock plan in a solution's clothes; its bound is still the proven one."""
+    judged = judge(replace(step.problem, governed=False), step.stock_choices)
+    value = judged.time_us if solution.objective is Objective.TIME else judged.energy_mj
+    return replace(
+        solution,
+        status=Status.FEASIBLE,
+        choices=step.stock_choices,
+        time_us=judged.time_us,
+        energy_mj=judged.energy_mj,
+        gap=(value - solution.bound) / value if value else 0.0,
+    )

@@ -1,0 +1,111 @@
+"""Builds the StepGraph: one step's ops with typed dependency edges."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+
+from kareus.errors import InputError
+from kareus.trace.kineto import compute_stream_of
+from kareus.trace.types import (
+    I64,
+    CollectiveOp,
+    EdgeKind,
+    OpFlag,
+    OpKind,
+    OpTable,
+    Provenance,
+    StepGraph,
+    Trace,
+)
+
+
+def graphs(trace: Trace) -> list[StepGraph]:
+    """Return the graph of every complete step of a trace, in order."""
+    return [build_graph(trace, index) for index in range(len(trace.steps))]
+
+
+def build_graph(trace: Trace, index: int) -> StepGraph:
+    """Return one step as a graph.
+
+    Ops belong to the step they start in; times stay absolute.
+
+    Raises:
+        InputError: the trace has no such step.
+    """
+    if not 0 <= index < len(trace.steps):
+        raise InputError(
+            f"{trace.path}: step {index} asked for, the trace holds {len(trace.steps)} complete steps"
+        )
+    start_ns, end_ns = trace.steps[index]
+    rows = np.flatnonzero((trace.ops.start_ns >= start_ns) & (trace.ops.start_ns < end_ns))
+    ops = trace.ops.take(rows)
+    ops, collectives = _own_collectives(ops, trace.collectives)
+    local = np.full(len(trace.ops), -1, np.int64)
+    local[rows] = np.arange(len(rows))
+    edges = [*_stream_edges(ops), *_wait_edges(trace.waits, local)]
+    table = np.array(edges, np.int64).reshape(-1, 4)
+    return StepGraph(
+        rank=trace.rank,
+        world_size=trace.world_size,
+        num_sms=trace.num_sms,
+        gpu=trace.gpu,
+        index=index,
+        start_ns=start_ns,
+        end_ns=max(end_ns, int(ops.end_ns.max())) if len(ops) else end_ns,
+        ops=ops,
+        collectives=collectives,
+        names=trace.names,
+        units=trace.units,
+        modules=trace.modules,
+        edges=table[:, :2],
+        edge_kind=table[:, 2].astype(np.int8),
+        edge_provenance=table[:, 3].astype(np.int8),
+        host_delay_ns=np.where(ops.launch_ns >= 0, np.maximum(ops.launch_ns - start_ns, 0), 0),
+        compute_stream=compute_stream_of(trace.ops),
+        wrapper=wrapper_of(trace),
+    )
+
+
+def wrapper_of(trace: Trace) -> str:
+    """Return "fsdp2" where units are named, "ddp" where gradients are all-reduced in buckets, else ""."""
+    if trace.units and any(c.unit in trace.units for c in trace.collectives):
+        return "fsdp2"
+    return "ddp" if any(c.unit.startswith("bucket.") for c in trace.collectives) else ""
+
+
+def _own_collectives(
+    ops: OpTable, collectives: tuple[CollectiveOp, ...]
+) -> tuple[OpTable, tuple[CollectiveOp, ...]]:
+    """Re-point `ops.collective` at the step's own list, in issue order."""
+    used = np.unique(ops.collective[ops.collective >= 0])
+    column = np.where(ops.collective >= 0, np.searchsorted(used, ops.collective), -1).astype(np.int32)
+    return replace(ops, collective=column), tuple(collectives[i] for i in used)
+
+
+def _stream_edges(ops: OpTable) -> list[tuple[int, int, int, int]]:
+    edges = []
+    for stream in np.unique(ops.stream):
+        rows = np.flatnonzero(ops.stream == stream)
+        for source, target in itertools.pairwise(rows):
+            overlaps = ops.end_ns[source] > ops.start_ns[target]
+            provenance = Provenance.PRUNED if overlaps else Provenance.TRACED
+            edges.append((int(source), int(target), int(EdgeKind.STREAM), int(provenance)))
+    return edges
+
+
+def _wait_edges(waits: I64, local: I64) -> list[tuple[int, int, int, int]]:
+    if len(waits) == 0:
+        return []
+    inside = (local[waits[:, 0]] >= 0) & (local[waits[:, 1]] >= 0)
+    return [
+        (int(local[source]), int(local[target]), int(EdgeKind.EVENT), int(provenance))
+        for source, target, provenance in waits[inside]
+    ]
+
+
+def is_work(ops: OpTable) -> np.ndarray:
+    """True for ops that are compute in the sense of a step's breakdown: everything but collectives."""
+    return (ops.kind != OpKind.COLLECTIVE) & ((ops.flags & OpFlag.ZERO_DURATION) == 0)

@@ -1,0 +1,433 @@
+"""Reads one rank's Kineto file into a Trace: columns named, linked to launches, placed and repaired."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kareus.errors import InputError
+from kareus.trace import kernels
+from kareus.trace.alone import alone_durations
+from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw
+from kareus.trace.regions import ROLE_GATHER, ROLE_REDUCE, Regions, find_regions
+from kareus.trace.steps import find_steps
+from kareus.trace.types import (
+    I32,
+    I64,
+    CollectiveKind,
+    CollectiveOp,
+    KernelClass,
+    OpFlag,
+    OpKind,
+    OpTable,
+    Phase,
+    ProcessGroup,
+    Trace,
+    TraceWarning,
+)
+from kareus.trace.waits import find_waits
+
+_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)|(?:^|[._-])r(\d+)(?=[._-])", re.IGNORECASE)
+CLIP_SHARE = 0.5  # a duration running past the next op of its stream by more than this share is not believed
+
+
+def read_trace(path: str | Path, *, rank: int | None = None) -> Trace:
+    """Read one rank's trace.
+
+    Args:
+        path: .json or .json.gz as written by torch.profiler, any release since 2021.
+        rank: the rank, where neither file nor file name says it.
+
+    Raises:
+        InputError: unreadable, not a trace, no GPU work in it, or the rank is nowhere to be found.
+    """
+    raw = read_raw(path)
+    if len(raw.start_ns) == 0:
+        raise InputError(_no_gpu_work(raw))
+    return _Assembly(raw, rank).trace()
+
+
+def _no_gpu_work(raw: RawTrace) -> str:
+    backend = str((raw.header.get("distributedInfo") or {}).get("backend", ""))
+    hint = f" (backend {backend})" if backend else ""
+    early = f"; {raw.damage.ended_early}" if raw.damage.ended_early else ""
+    return (
+        f"{raw.path}: {raw.events} events but no GPU kernel, copy or memset among them{hint}{early}; profile with "
+        "ProfilerActivity.CUDA while training steps run on a GPU"
+    )
+
+
+class _Assembly:
+    """The steps from raw columns to a Trace, in order."""
+
+    def __init__(self, raw: RawTrace, rank: int | None) -> None:
+        self.raw = raw
+        self.asked_rank = rank
+        self.warnings: list[TraceWarning] = []
+
+    def trace(self) -> Trace:
+        raw = self.raw
+        order = np.lexsort((raw.end_ns, raw.start_ns))
+        rules = [kernels.classify(name) for name in raw.names]
+        by_category = {
+            category: [kernels.classify(name, category) for name in raw.names] for category in CATEGORIES[1:]
+        }
+        chosen = [rules, *by_category.values()]
+        name, category = raw.name[order], raw.category[order]
+        kind = np.array([chosen[c][n].kind for n, c in zip(name, category, strict=True)], np.int8)
+        klass = np.array([chosen[c][n].kernel_class for n, c in zip(name, category, strict=True)], np.int8)
+        launch_ns, launch_thread, flags = self._link(raw.correlation[order], raw.stream[order])
+        flags |= self._oddities(raw.start_ns[order], raw.end_ns[order], raw.stream[order])
+        end_ns = self._clip(raw.start_ns[order], raw.end_ns[order], raw.stream[order], flags)
+        regions = find_regions(launch_ns, launch_thread, raw.marks, raw.autograd_threads)
+        phase = _fill(regions.phase, raw.stream[order], launch_ns)
+        optimizer = (phase == Phase.OPTIMIZER) & (klass == KernelClass.MEMORY)
+        klass[optimizer] = KernelClass.OPTIMIZER
+        ops = OpTable(
+            start_ns=raw.start_ns[order],
+            end_ns=end_ns,
+            stream=raw.stream[order],
+            kind=kind,
+            kernel_class=klass,
+            phase=phase,
+            name=name.astype(np.int32),
+            launch_ns=launch_ns,
+            launch_thread=launch_thread,
+            grid=raw.grid[order].astype(np.int32),
+            block=raw.block[order].astype(np.int32),
+            num_bytes=raw.num_bytes[order].copy(),
+            unit=regions.unit,
+            module=regions.module,
+            collective=np.full(len(order), -1, np.int32),
+            alone_ns=np.zeros(len(order), np.int64),
+            correlation=raw.correlation[order],
+            flags=flags,
+        )
+        self._serve_collectives(ops, regions)
+        steps, source = find_steps(
+            ops.start_ns, ops.end_ns, ops.launch_ns, ops.kind, ops.name, raw.marks, regions.optimizer_marks
+        )
+        comm = {int(np.flatnonzero(order == row)[0]): args for row, args in raw.comm.items()}
+        collectives = self._collectives(ops, regions, rules, comm, steps)
+        compute_stream = compute_stream_of(ops)
+        ops = replace(ops, alone_ns=alone_durations(ops, _places(ops, steps)))
+        waits = find_waits(ops, [c.kind for c in collectives], regions, raw.calls, raw.sync, compute_stream)
+        self._report_unknown(ops, name)
+        rank, world = self._rank()
+        info = raw.header.get("distributedInfo") or {}
+        device = self._device(rank)
+        return Trace(
+            path=str(raw.path),
+            rank=rank,
+            world_size=world,
+            gpu=str(device.get("name", "")),
+            num_sms=int(device.get("numSms", 0) or 0),
+            nccl_version=str(info.get("nccl_version", "") or ""),
+            torch_version=str(raw.header.get("torch_version", "") or ""),
+            ops=ops,
+            collectives=tuple(collectives),
+            names=tuple(raw.names),
+            units=tuple(regions.units),
+            modules=tuple(regions.modules),
+            steps=steps,
+            steps_from=source,
+            waits=waits,
+            process_groups=_groups(info),
+            warnings=tuple(self._all_warnings()),
+        )
+
+    def _link(self, correlation: I64, stream: I64) -> tuple[I64, I64, I32]:
+        """Launch time and thread of every op by correlation; by order where all correlations are missing."""
+        calls = self.raw.calls
+        count = len(correlation)
+        launch, thread = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        flags = np.zeros(count, np.int32)
+        usable = calls[calls[:, 3] > 0]
+        if len(usable):
+            usable = usable[np.argsort(usable[:, 3], kind="stable")]
+            at = np.minimum(np.searchsorted(usable[:, 3], correlation), len(usable) - 1)
+            hit = (usable[at, 3] == correlation) & (correlation > 0)
+            launch[hit], thread[hit] = usable[at[hit], 0], usable[at[hit], 2]
+            flags[hit & (usable[at, 4] == 3)] |= OpFlag.GRAPH
+        missing = (launch < 0) & (correlation <= 0)
+        spare = calls[~np.isin(calls[:, 3], correlation[correlation > 0]) & (calls[:, 4] == 0)]
+        if missing.any() and len(spare) == int(missing.sum()):
+            rows = np.flatnonzero(missing)
+            spare = spare[np.argsort(spare[:, 0], kind="stable")]
+            launch[rows], thread[rows] = spare[:, 0], spare[:, 2]
+            flags[rows] |= OpFlag.INFERRED_LAUNCH
+            self._warn(
+                "launch-inferred",
+                len(rows),
+                f"{len(rows)} GPU ops without correlation id linked to launches by order",
+            )
+        orphans = launch < 0
+        flags[orphans] |= OpFlag.ORPHAN
+        if orphans.any():
+            self._warn(
+                "orphans", int(orphans.sum()), f"{int(orphans.sum())} GPU ops have no launch in the window"
+            )
+        return launch, thread, flags
+
+    def _oddities(self, start: I64, end: I64, stream: I64) -> I32:
+        flags = np.zeros(len(start), np.int32)
+        flags[end == start] |= OpFlag.ZERO_DURATION
+        for one in np.unique(stream):
+            rows = np.flatnonzero(stream == one)
+            over = end[rows[:-1]] > start[rows[1:]]
+            flags[rows[1:][over]] |= OpFlag.SAME_STREAM_OVERLAP
+        return flags
+
+    def _clip(self, start: I64, end: I64, stream: I64, flags: I32) -> I64:
+        """Cut durations that run far past the next op of the same stream: no stream works that way."""
+        end = end.copy()
+        for one in np.unique(stream):
+            rows = np.flatnonzero(stream == one)
+            following = start[rows[1:]]
+            duration = end[rows[:-1]] - start[rows[:-1]]
+            over = end[rows[:-1]] - following
+            bad = (over > CLIP_SHARE * duration) & (duration > 0) & (end[rows[:-1]] > end[rows[1:]])
+            end[rows[:-1][bad]] = following[bad]
+            flags[rows[:-1][bad]] |= OpFlag.CLIPPED
+        clipped = int((flags & OpFlag.CLIPPED > 0).sum())
+        if clipped:
+            self._warn(
+                "clipped",
+                clipped,
+                f"{clipped} durations ran past the next op of their stream and were cut there",
+            )
+        return end
+
+    def _serve_collectives(self, ops: OpTable, regions: Regions) -> None:
+        """Peer copies launched under a gather's or reduce's label carry that collective's bytes."""
+        peer = np.array(["PtoP" in n or "P2P" in n for n in self.raw.names], bool)[ops.name]
+        serves = (ops.kind == OpKind.COPY) & peer & np.isin(regions.role, (ROLE_GATHER, ROLE_REDUCE))
+        ops.flags[serves] |= OpFlag.SERVES_COLLECTIVE
+        ops.kind[serves] = OpKind.COLLECTIVE
+        ops.kernel_class[serves] = KernelClass.COMMUNICATION
+
+    def _collectives(
+        self,
+        ops: OpTable,
+        regions: Regions,
+        rules: list[kernels.Rule],
+        comm: dict[int, CommArgs],
+        steps: tuple[tuple[int, int], ...],
+    ) -> list[CollectiveOp]:
+        found: list[CollectiveOp] = []
+        counts: dict[tuple[Any, ...], int] = {}
+        step_of = _step_of(ops.start_ns, steps)
+        # Issue order, not start order: ordinals must be the same on every rank.
+        rows = np.flatnonzero(ops.kind == OpKind.COLLECTIVE)
+        rows = rows[
+            np.lexsort(
+                (
+                    ops.start_ns[rows],
+                    np.where(ops.launch_ns[rows] < 0, ops.start_ns[rows], ops.launch_ns[rows]),
+                )
+            )
+        ]
+        for row in rows:
+            op = int(row)
+            served = bool(ops.flags[op] & OpFlag.SERVES_COLLECTIVE)
+            kind = rules[int(ops.name[op])].collective or CollectiveKind.OTHER
+            if served:
+                kind = (
+                    CollectiveKind.ALL_GATHER
+                    if regions.role[op] == ROLE_GATHER
+                    else CollectiveKind.REDUCE_SCATTER
+                )
+            args = comm.get(op)
+            if args is not None:
+                kind = kernels.COLLECTIVE_NAMES.get(args.collective.lower(), kind)
+            phase, step = Phase(int(ops.phase[op])), int(step_of[op])
+            unit = regions.units[ops.unit[op]] if ops.unit[op] >= 0 else ""
+            if not regions.has_fsdp and kind == CollectiveKind.ALL_REDUCE and phase == Phase.BACKWARD:
+                number = counts[step, "bucket"] = counts.get((step, "bucket"), -1) + 1
+                unit = f"bucket.{number}"
+            ordinal = counts[step, kind, unit, phase] = counts.get((step, kind, unit, phase), -1) + 1
+            ops.collective[op] = len(found)
+            collective = _describe(
+                kind, args, unit, phase, ordinal, int(ops.grid[op]), served, int(ops.num_bytes[op])
+            )
+            ops.num_bytes[op] = collective.num_bytes
+            found.append(collective)
+        return found
+
+    def _rank(self) -> tuple[int, int]:
+        info = self.raw.header.get("distributedInfo") or {}
+        world = int(info.get("world_size", 1) or 1)
+        named = _RANK_IN_NAME.search(self.raw.path.name)
+        for candidate in (
+            info.get("rank"),
+            self.asked_rank,
+            (named.group(1) or named.group(2)) if named else None,
+            0 if world == 1 else None,
+        ):
+            if candidate is not None:
+                return int(candidate), world
+        raise InputError(
+            f"{self.raw.path}: a job of {world} ranks, but neither the file (distributedInfo.rank) nor its name "
+            "(rank0.json) says which rank this is; rename it or pass the rank"
+        )
+
+    def _device(self, rank: int) -> dict[str, Any]:
+        devices = self.raw.header.get("deviceProperties") or []
+        used = int(np.bincount(np.maximum(self.raw.device, 0)).argmax()) if len(self.raw.device) else 0
+        for device in devices:
+            if isinstance(device, dict) and device.get("id") == used:
+                return device
+        return devices[0] if devices and isinstance(devices[0], dict) else {}
+
+    def _report_unknown(self, ops: OpTable, name: I64) -> None:
+        unknown = ops.kernel_class == KernelClass.OTHER
+        if not unknown.any():
+            return
+        share = float(ops.duration_ns[unknown].sum()) / max(1.0, float(ops.duration_ns.sum()))
+        top = count_by(self.raw.names[n] for n in name[unknown])[:3]
+        shown = "; ".join(f"{text[:60]} x{count}" for text, count in top)
+        self._warn(
+            "unknown-kernels",
+            int(unknown.sum()),
+            f"{int(unknown.sum())} kernels ({share:.1%} of kernel time) have names the table does not know and count "
+            f"as compute: {shown}",
+        )
+
+    def _warn(self, code: str, count: int, text: str) -> None:
+        self.warnings.append(TraceWarning(code=code, count=count, text=f"{self.raw.path}: {text}"))
+
+    def _all_warnings(self) -> list[TraceWarning]:
+        damage = self.raw.damage
+        if damage.ended_early:
+            self._warn(
+                "ended-early",
+                1,
+                f"{damage.ended_early}; everything before was used, record again for the rest",
+            )
+        if damage.dropped:
+            self._warn(
+                "bad-events",
+                damage.dropped,
+                f"{damage.dropped} events are not JSON and were dropped, first at {damage.first_bad}",
+            )
+        if damage.mended:
+            self._warn(
+                "mended",
+                damage.mended,
+                f"{damage.mended} pieces held bare inf/nan, control characters or a byte-order mark and were mended",
+            )
+        if self.raw.bad_times:
+            self._warn(
+                "bad-times",
+                self.raw.bad_times,
+                f"{self.raw.bad_times} GPU ops with a negative duration or no start time were dropped",
+            )
+        return self.warnings
+
+
+def _describe(
+    kind: CollectiveKind,
+    args: CommArgs | None,
+    unit: str,
+    phase: Phase,
+    ordinal: int,
+    grid: int,
+    served: bool,
+    copied: int,
+) -> CollectiveOp:
+    dtype, width = kernels.dtype_of(args.dtype) if args else ("", 0)
+    numel = max(args.in_elements, args.out_elements) if args else 0
+    return CollectiveOp(
+        kind=kind,
+        num_bytes=numel * width or copied,
+        dtype=dtype,
+        group=_ranks(args.group_ranks) if args else (),
+        group_name=args.group_name if args else "",
+        sequence=args.sequence if args else -1,
+        num_ctas=0 if served else grid,
+        unit=unit,
+        phase=phase,
+        ordinal=ordinal,
+        path="copy_engine" if served else "nccl",
+        numel=numel,
+    )
+
+
+def _ranks(text: str) -> tuple[int, ...]:
+    """Ranks out of "[0, 1]"; () where the list was shortened with an ellipsis or is none."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return ()
+    return (
+        tuple(int(v) for v in value)
+        if isinstance(value, list) and all(isinstance(v, int) for v in value)
+        else ()
+    )
+
+
+def _groups(info: dict[str, Any]) -> tuple[ProcessGroup, ...]:
+    groups = info.get("pg_config") or []
+    if isinstance(groups, dict):
+        groups = list(groups.values())
+    return tuple(
+        ProcessGroup(
+            name=str(g.get("pg_name", "")),
+            ranks=tuple(r for r in g.get("ranks") or () if isinstance(r, int)),
+            description=str(g.get("pg_desc", "")),
+        )
+        for g in groups
+        if isinstance(g, dict)
+    )
+
+
+def _fill(phase: np.ndarray, stream: I64, launch: I64) -> np.ndarray:
+    """Ops without a launch take the phase of the op before them on their stream."""
+    phase = phase.copy()
+    for one in np.unique(stream):
+        rows = np.flatnonzero(stream == one)
+        known = launch[rows] >= 0
+        if known.any():
+            last = np.maximum.accumulate(np.where(known, np.arange(len(rows)), -1))
+            phase[rows] = np.where(last >= 0, phase[rows][np.maximum(last, 0)], phase[rows])
+    return phase
+
+
+def _step_of(start_ns: I64, steps: tuple[tuple[int, int], ...]) -> I64:
+    """Index of the step each op starts in, -1 outside."""
+    index = np.full(len(start_ns), -1, np.int64)
+    for number, (first, last) in enumerate(steps):
+        index[(start_ns >= first) & (start_ns < last)] = number
+    return index
+
+
+def _places(ops: OpTable, steps: tuple[tuple[int, int], ...]) -> I32:
+    """An id for "the same kernel of another unit or step": name, grid, phase and its ordinal in the unit."""
+    step_of = _step_of(ops.start_ns, steps)
+    ids: dict[tuple[int, ...], int] = {}
+    counts: dict[tuple[int, ...], int] = {}
+    place = np.full(len(ops), -1, np.int32)
+    with_units = bool((ops.unit >= 0).any())
+    for row in range(len(ops)):
+        if ops.kind[row] == OpKind.COLLECTIVE or step_of[row] < 0:
+            continue
+        what = int(ops.name[row]), int(ops.grid[row]), int(ops.phase[row]), int(ops.stream[row])
+        home = (int(step_of[row]), int(ops.unit[row]), *what)
+        ordinal = counts[home] = counts.get(home, -1) + 1
+        # Without units the ordinal runs through the whole step, and only other steps are the same place.
+        root = int(ops.unit[row] == 0) if with_units else 2
+        place[row] = ids.setdefault((*what, ordinal, root), len(ids))
+    return place
+
+
+def compute_stream_of(ops: OpTable) -> int:
+    """Return the stream that carries most compute time."""
+    compute = ops.kind == OpKind.COMPUTE
+    rows = compute if compute.any() else np.ones(len(ops), bool)
+    streams, inverse = np.unique(ops.stream[rows], return_inverse=True)
+    return int(streams[np.bincount(inverse, ops.duration_ns[rows].astype(float)).argmax()])

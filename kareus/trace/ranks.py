@@ -1,0 +1,290 @@
+"""The ranks of one job: files found, read one at a time, clocks aligned, collectives matched.
+
+Ends of a collective agree across ranks to tens of microseconds, starts do not: a rank that arrives early
+waits inside its kernel. So clocks are aligned on ends, and a collective's duration splits into waiting
+for the last rank and moving data. One rank alone can only give an upper bound of the latter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from kareus.errors import InputError
+from kareus.trace.jsonstream import EventStream
+from kareus.trace.kineto import _RANK_IN_NAME, read_trace
+from kareus.trace.manifest import FILE_NAME, Manifest
+from kareus.trace.types import I64, CollectiveKind, OpKind, PowerSamples, Trace, TraceWarning
+
+LOADED_AT_ONCE = 2  # a trace of a large job is tens of megabytes of columns; keep the pair being compared
+ALIGNABLE = {CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE,
+             CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV, CollectiveKind.OTHER}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Matched:
+    """One collective on every rank that recorded it; columns over ranks on rank 0's clock.
+
+    Attributes:
+        kind, num_bytes, unit: what it is. ranks: int64[r], ascending.
+        start_ns, end_ns: int64[r]. wait_ns: until the last rank arrived. transfer_ns: one figure,
+            last end minus last start; an upper bound where ranks are missing.
+    """
+
+    kind: CollectiveKind
+    num_bytes: int
+    unit: str
+    ranks: I64
+    start_ns: I64
+    end_ns: I64
+    wait_ns: I64
+    transfer_ns: int
+
+    @property
+    def last_rank(self) -> int:
+        """The rank the others waited for."""
+        return int(self.ranks[int(self.start_ns.argmax())])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Alignment:
+    """Clock offsets and matched collectives of a job.
+
+    Attributes:
+        offset_ns: rank -> add to its times to get the first rank's clock.
+        uncertainty_ns: rank -> median absolute deviation of the end differences.
+        collectives: matched ones in order of the first rank.
+        complete: every rank of the job is there, so transfer times are exact.
+    """
+
+    offset_ns: dict[int, int]
+    uncertainty_ns: dict[int, int]
+    collectives: tuple[Matched, ...]
+    complete: bool
+
+    def stragglers(self, share: float = 0.5) -> dict[int, float]:
+        """Return ranks that arrived last in more than `share` of the collectives, with that share."""
+        if not self.collectives:
+            return {}
+        last = np.array([m.last_rank for m in self.collectives])
+        ranks, counts = np.unique(last, return_counts=True)
+        return {
+            int(r): float(c / len(last)) for r, c in zip(ranks, counts, strict=True) if c / len(last) > share
+        }
+
+
+class TraceSet:
+    """The traces of one job. Make it with `TraceSet.open`."""
+
+    def __init__(
+        self,
+        files: dict[int, Path],
+        world_size: int,
+        manifest: Manifest | None,
+        warnings: tuple[TraceWarning, ...],
+    ) -> None:
+        self.files = files
+        self.world_size = world_size
+        self.manifest = manifest
+        self._warnings = list(warnings)
+        self._load = lru_cache(maxsize=LOADED_AT_ONCE)(self._read)
+
+    @classmethod
+    def open(cls, source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> TraceSet:
+        """Find the trace files of a job.
+
+        Args:
+            source: a directory with one file per rank (manifest.json optional), one file, or several files.
+
+        Raises:
+            InputError: nothing there, two files of one rank, or a file that is no trace.
+        """
+        paths, directory = _paths(source)
+        manifest = Manifest.load(directory) if directory is not None else None
+        files: dict[int, Path] = {}
+        world_size = manifest.world_size if manifest else 0
+        for number, path in enumerate(paths):
+            rank, world = _identity(path)
+            if rank is None and len(paths) > 1:
+                raise InputError(
+                    f"{path}: neither distributedInfo nor the file name says which rank this is; name it rank{number}.json"
+                )
+            rank = 0 if rank is None else rank
+            if rank in files:
+                raise InputError(f"two traces of rank {rank}: {files[rank]} and {path}; keep one of them")
+            files[rank] = path
+            world_size = max(world_size, world)
+        files = dict(sorted(files.items()))
+        world_size = max(world_size, max(files) + 1)
+        return cls(files, world_size, manifest, _missing(files, world_size, manifest, source))
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Ranks with a file, ascending."""
+        return tuple(self.files)
+
+    @property
+    def complete(self) -> bool:
+        """True when every rank of the job has a file."""
+        return len(self.files) == self.world_size
+
+    @property
+    def warnings(self) -> tuple[TraceWarning, ...]:
+        """What was missing, dropped or guessed, in the set and in the traces loaded so far."""
+        return tuple(self._warnings)
+
+    def load(self, rank: int) -> Trace:
+        """Read one rank's trace; the two read last stay in memory.
+
+        Raises:
+            InputError: no such rank, or its file cannot be used.
+        """
+        if rank not in self.files:
+            raise InputError(f"no trace of rank {rank}; there are ranks {', '.join(map(str, self.ranks))}")
+        return self._load(rank)
+
+    def _read(self, rank: int) -> Trace:
+        trace = read_trace(self.files[rank], rank=rank)
+        self._warnings += [w for w in trace.warnings if w not in self._warnings]
+        world = max(trace.world_size, self.world_size)
+        return replace(trace, world_size=world, power=self._power(rank))
+
+    def _power(self, rank: int) -> PowerSamples:
+        """NVML samples written beside the trace, if the manifest names any."""
+        name = self.manifest.samples.get(str(rank)) if self.manifest else None
+        if not name:
+            return PowerSamples()
+        from kareus.trace.samples import read_samples
+
+        return read_samples(self.files[rank].parent / Path(name).name)
+
+    @cached_property
+    def alignment(self) -> Alignment:
+        """Clock offsets and the table of matched collectives; reads every rank once."""
+        reference: dict[tuple[object, ...], tuple[int, int]] | None = None
+        rows: dict[tuple[object, ...], list[tuple[int, int, int]]] = defaultdict(list)
+        offsets: dict[int, int] = {}
+        spread: dict[int, int] = {}
+        facts: dict[tuple[object, ...], tuple[CollectiveKind, int, str]] = {}
+        for rank in self.ranks:
+            table = _table(self.load(rank), facts)
+            if reference is None:
+                reference = table
+            common = [k for k in table if k in reference and facts[k][0] in ALIGNABLE]
+            differences = np.array([reference[k][1] - table[k][1] for k in common], np.int64)
+            offsets[rank] = int(np.median(differences)) if len(differences) else 0
+            spread[rank] = int(np.median(np.abs(differences - offsets[rank]))) if len(differences) else 0
+            for key, (start, end) in table.items():
+                rows[key].append((rank, start + offsets[rank], end + offsets[rank]))
+        matched = tuple(_match(facts[k], v) for k, v in rows.items() if len(v) > 1)
+        return Alignment(
+            offset_ns=offsets,
+            uncertainty_ns=spread,
+            collectives=tuple(sorted(matched, key=lambda m: int(m.start_ns[0]))),
+            complete=self.complete,
+        )
+
+
+def _paths(
+    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> tuple[list[Path], Path | None]:
+    if not isinstance(source, str | os.PathLike):
+        paths = [Path(p) for p in source]
+        if not paths:
+            raise InputError("no trace files given; pass a directory or at least one file")
+        return paths, None
+    path = Path(source)
+    if path.is_file():
+        return [path], None
+    if not path.is_dir():
+        raise InputError(
+            f"{path}: no such file or directory; expected a directory with one trace file per rank"
+        )
+    found = sorted(
+        p for p in path.iterdir()
+        if p.name.endswith((".json", ".json.gz")) and p.name != FILE_NAME and not p.name.startswith(".")
+        and not p.name.endswith((".samples.json", ".samples.json.gz"))
+    )  # fmt: skip
+    if not found:
+        raise InputError(
+            f"{path}: holds no trace (expected rank0.json or rank0.json.gz, ...); "
+            "record one with `kareus run --collect DIR -- torchrun ...`"
+        )
+    return found, path
+
+
+def _identity(path: Path) -> tuple[int | None, int]:
+    """Rank and world size from the file's header or its name, reading as little as possible."""
+    stream = EventStream(path)
+    for _ in stream.batches():
+        break
+    info = stream.header.get("distributedInfo") or {}
+    named = _RANK_IN_NAME.search(path.name)
+    rank = info.get("rank")
+    if rank is None and named:
+        rank = int(named.group(1) or named.group(2))
+    return (None if rank is None else int(rank)), int(info.get("world_size", 1) or 1)
+
+
+def _missing(
+    files: dict[int, Path], world_size: int, manifest: Manifest | None, source: object
+) -> tuple[TraceWarning, ...]:
+    missing = [rank for rank in range(world_size) if rank not in files]
+    if not missing:
+        return ()
+    shown = ", ".join(map(str, missing[:8])) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+    reasons = "; ".join(manifest.missing.values()) if manifest and manifest.missing else ""
+    return (
+        TraceWarning(
+            code="missing-ranks",
+            count=len(missing),
+            text=f"{source}: a job of {world_size} ranks, no trace of rank {shown}"
+            f"{' (' + reasons + ')' if reasons else ''}; what a collective costs is an upper bound without them",
+        ),
+    )
+
+
+def _table(
+    trace: Trace, facts: dict[tuple[object, ...], tuple[CollectiveKind, int, str]]
+) -> dict[tuple[object, ...], tuple[int, int]]:
+    """Collectives of one rank: key -> (start, end). The key is the same on every rank of the group.
+
+    Sequence numbers identify a collective where recorded; else its kind, size and order in the group.
+    """
+    counts: dict[tuple[object, ...], int] = defaultdict(int)
+    table: dict[tuple[object, ...], tuple[int, int]] = {}
+    for op in np.flatnonzero(trace.ops.kind == OpKind.COLLECTIVE):
+        collective = trace.collectives[int(trace.ops.collective[op])]
+        if collective.path == "copy_engine" or (collective.group and len(collective.group) == 1):
+            continue
+        group: object = collective.group or collective.group_name
+        if collective.sequence >= 0:
+            key: tuple[object, ...] = (group, "seq", collective.sequence)
+        else:
+            base = (group, collective.kind, collective.num_bytes)
+            counts[base] += 1
+            key = (*base, counts[base])
+        facts.setdefault(key, (collective.kind, collective.num_bytes, collective.unit))
+        table[key] = int(trace.ops.start_ns[op]), int(trace.ops.end_ns[op])
+    return table
+
+
+def _match(fact: tuple[CollectiveKind, int, str], rows: list[tuple[int, int, int]]) -> Matched:
+    columns = np.array(sorted(rows), np.int64)
+    start, end = columns[:, 1], columns[:, 2]
+    return Matched(
+        kind=fact[0],
+        num_bytes=fact[1],
+        unit=fact[2],
+        ranks=columns[:, 0],
+        start_ns=start,
+        end_ns=end,
+        wait_ns=start.max() - start,
+        transfer_ns=max(0, int(end.max() - start.max())),
+    )

@@ -1,0 +1,274 @@
+"""Cuts a step into spans: stretches of the compute stream, with the collectives that may run beside them.
+
+The compute stream is cut where it waits for gathered parameters and where the optimizer starts. Between
+two cuts nothing on the compute stream depends on a collective launched there, except where
+`SpanCollective.required_at` says so, so the choices made inside one span are independent of the others
+(up to power, clock and collectives that outlast their span).
+
+    forward blocks.3    [copy-out, norm, qkv, attention, ..., down]     beside: all-gather blocks.4
+    backward blocks.3   [copy-out, down', ..., qkv', grad copy-in]      beside: all-gather blocks.2,
+                                                                                reduce-scatter blocks.4
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kareus.trace.types import (
+    I64,
+    CollectiveKind,
+    EdgeKind,
+    OpKind,
+    Phase,
+    Provenance,
+    Span,
+    SpanCollective,
+    StepGraph,
+)
+
+_REDUCES = (CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE)
+_PHASES = {
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER: "optimizer",
+    Phase.OTHER: "other",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reach:
+    """A collective on the compute stream's axis (positions in compute order).
+
+    Attributes:
+        row: index into StepGraph.collectives. kind: what it is.
+        ready: compute ops that must have run before its data exist.
+        required: first compute position that waits for it; the number of compute ops when none does.
+        started: compute ops that had ended when it started in the recording.
+    """
+
+    row: int
+    kind: CollectiveKind
+    ready: int
+    required: int
+    started: int
+
+
+def find_spans(graph: StepGraph) -> tuple[Span, ...]:
+    """Return the spans of a step in order; together they hold every op of the compute stream once.
+
+    Equal spans (same kernels and grids, same collectives) share a signature and the median stock
+    position, so that jitter of one recording does not make them look different.
+    """
+    compute = _compute_ops(graph)
+    reaches = _reaches(graph, compute)
+    cuts = _cuts(graph, compute, reaches)
+    spans = [
+        _span(graph, compute, reaches, index, first, last)
+        for index, (first, last) in enumerate(itertools.pairwise(cuts))
+    ]
+    return _harmonise(spans)
+
+
+def _compute_ops(graph: StepGraph) -> I64:
+    """Rows on the compute stream that are not collectives, in start order."""
+    ops = graph.ops
+    mask = (ops.stream == graph.compute_stream) & (ops.kind != OpKind.COLLECTIVE)
+    return np.flatnonzero(mask).astype(np.int64)
+
+
+def _reaches(graph: StepGraph, compute: I64) -> list[_Reach]:
+    """Place every collective on the compute axis by following edges through the other streams."""
+    position = np.full(len(graph.ops), -1, np.int64)
+    position[compute] = np.arange(len(compute))
+    live = graph.edge_provenance != Provenance.PRUNED
+    successors: dict[int, list[int]] = defaultdict(list)
+    predecessors: dict[int, list[int]] = defaultdict(list)
+    for source, target in graph.edges[live & (graph.edge_kind != EdgeKind.LAUNCH)]:
+        successors[int(source)].append(int(target))
+        predecessors[int(target)].append(int(source))
+    collective = graph.ops.kind == OpKind.COLLECTIVE
+    ends = np.sort(graph.ops.end_ns[compute])
+    reaches = []
+    for op in np.flatnonzero(collective):
+        before = _first_on_compute(int(op), predecessors, position, collective)
+        after = _first_on_compute(int(op), successors, position, collective)
+        row = int(graph.ops.collective[op])
+        reaches.append(
+            _Reach(
+                row=row,
+                kind=graph.collectives[row].kind,
+                ready=max(before, default=-1) + 1,
+                required=min(after, default=len(compute)),
+                started=int(np.searchsorted(ends, graph.ops.start_ns[op], side="right")),
+            )
+        )
+    return reaches
+
+
+def _first_on_compute(
+    start: int, neighbours: dict[int, list[int]], position: I64, collective: np.ndarray
+) -> set[int]:
+    """Compute positions met first when walking from an op through other streams, past no collective."""
+    found: set[int] = set()
+    seen, todo = {start}, [start]
+    while todo:
+        for other in neighbours[todo.pop()]:
+            if position[other] >= 0:
+                found.add(int(position[other]))
+            elif other not in seen and not collective[other]:
+                seen.add(other)
+                todo.append(other)
+    return found
+
+
+def _cuts(graph: StepGraph, compute: I64, reaches: Iterable[_Reach]) -> list[int]:
+    """Compute positions where a span starts, with 0 and the number of ops at the ends."""
+    count = len(compute)
+    cuts = {0, count}
+    cuts |= {reach.required for reach in reaches if reach.kind not in _REDUCES and reach.required < count}
+    phases = graph.ops.phase[compute]
+    changes = np.flatnonzero(np.diff(phases)) + 1
+    major = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    for change in changes:
+        before, after = phases[change - 1], phases[change]
+        if before in major and after in major and after > before:
+            cuts.add(int(change))
+    return sorted(cuts)
+
+
+def _span(graph: StepGraph, compute: I64, reaches: list[_Reach], index: int, first: int, last: int) -> Span:
+    rows = compute[first:last]
+    phase, unit = _home(graph, rows)
+    points = _points(graph, rows, phase, unit)
+    members = []
+    for reach in reaches:
+        if _belongs(reach, first, last, len(compute)):
+            stock = int(np.clip(reach.started - first, 0, last - first))
+            ready = int(np.clip(reach.ready - first, 0, last - first))
+            members.append(
+                SpanCollective(
+                    row=reach.row,
+                    ready=ready,
+                    stock=max(stock, ready),
+                    required_at=min(reach.required, last) - first,
+                    **_choices(reach, points, ready, max(stock, ready), last - first),
+                )
+            )
+    return Span(
+        index=index,
+        name=f"{_PHASES[phase]} {unit or 'root'}" if phase != Phase.OPTIMIZER else "optimizer",
+        phase=phase,
+        unit=unit,
+        compute=rows,
+        collectives=tuple(members),
+        signature=_signature(graph, rows, phase, members),
+    )
+
+
+def _belongs(reach: _Reach, first: int, last: int, count: int) -> bool:
+    """True for the one span a collective is decided in: where it started, but before what needs it.
+
+    A gather that nothing overlapped ends at the cut before its consumer; a reduce whose data are the last
+    thing a span computes starts with the next one.
+    """
+    if reach.required < count or reach.kind not in _REDUCES:
+        latest = min(reach.required, count) - 1
+        start = min(max(reach.started, reach.ready), latest) if latest >= 0 else 0
+    else:
+        start = min(max(reach.started, reach.ready), count - 1)
+    return first <= start < last or (start < 0 and first == 0) or (first == last == start)
+
+
+def _home(graph: StepGraph, rows: I64) -> tuple[Phase, str]:
+    """The phase and unit most of a span's time belongs to."""
+    if len(rows) == 0:
+        return Phase.OTHER, ""
+    weights = graph.ops.duration_ns[rows].astype(float)
+    phase = Phase(int(np.bincount(graph.ops.phase[rows], weights).argmax()))
+    units = graph.ops.unit[rows]
+    known = units >= 0
+    if not known.any():
+        return phase, ""
+    return phase, graph.units[int(np.bincount(units[known], weights[known]).argmax())]
+
+
+def _points(graph: StepGraph, rows: I64, phase: Phase, unit: str) -> dict[int, str]:
+    """Launch points of a span: position -> "side|module|phase", from annotations or the unit alone."""
+    if phase not in (Phase.FORWARD, Phase.BACKWARD):
+        return {}
+    name = _PHASES[phase]
+    points = {0: f"before|{unit}|{name}"} if unit else {}
+    modules = graph.ops.module[rows]
+    for position in np.flatnonzero(np.diff(modules)) + 1:
+        module = int(modules[position])
+        if module >= 0:
+            points.setdefault(int(position), f"before|{graph.modules[module]}|{name}")
+    return points
+
+
+def _choices(reach: _Reach, points: dict[int, str], ready: int, stock: int, length: int) -> dict[str, tuple]:  # type: ignore[type-arg]
+    """Positions a collective may start at: stock's, and for gathers every launch point after its data.
+
+    A reduce cannot be held back on the GPU: the ops behind it on its stream would wait with it
+    (facts: FSDP2 copies the reduced shard out on the same stream).
+    """
+    chosen = {stock: ""}
+    if reach.kind not in _REDUCES:
+        for position, text in points.items():
+            if ready <= position < length:
+                chosen.setdefault(position, text)
+    ordered = sorted(chosen.items())
+    return {"positions": tuple(p for p, _ in ordered), "points": tuple(t for _, t in ordered)}
+
+
+def _signature(graph: StepGraph, rows: I64, phase: Phase, members: list[SpanCollective]) -> str:
+    ops = graph.ops
+    text = [
+        _PHASES[phase],
+        *(f"{graph.names[n]}/{g}" for n, g in zip(ops.name[rows], ops.grid[rows], strict=True)),
+    ]
+    for member in members:
+        collective = graph.collectives[member.row]
+        text.append(f"{collective.kind.name}/{collective.num_bytes}/{member.ready}/{member.required_at}")
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:16]
+
+
+def _harmonise(spans: list[Span]) -> tuple[Span, ...]:
+    """Give equal spans the same stock positions: the median over the step."""
+    groups: dict[str, list[Span]] = defaultdict(list)
+    for span in spans:
+        groups[span.signature].append(span)
+    stock = {
+        signature: [
+            int(np.median([span.collectives[slot].stock for span in group]))
+            for slot in range(len(group[0].collectives))
+        ]
+        for signature, group in groups.items()
+    }
+    return tuple(
+        replace(
+            span,
+            collectives=tuple(
+                _with_stock(member, stock[span.signature][slot])
+                for slot, member in enumerate(span.collectives)
+            ),
+        )
+        for span in spans
+    )
+
+
+def _with_stock(member: SpanCollective, stock: int) -> SpanCollective:
+    if stock == member.stock:
+        return member
+    named = {p: t for p, t in zip(member.positions, member.points, strict=True) if t}
+    named = {**named, stock: ""}
+    ordered = sorted(named.items())
+    return replace(
+        member, stock=stock, positions=tuple(p for p, _ in ordered), points=tuple(t for _, t in ordered)
+    )

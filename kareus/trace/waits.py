@@ -1,0 +1,165 @@
+"""Cross-stream waits: which op of one stream waited for which op of another.
+
+Three sources, each edge marked with its provenance:
+
+* TRACED: the profiler recorded sync events (`enable_cuda_sync_events`, which `kareus collect` turns on).
+* ASSUMED: FSDP2's and DDP's own structure. FSDP2 gathers a unit behind its copy-in and copies out behind
+  the gather; a reduce-scatter follows its gradient copy-in, and the next copy-in waits for it (torch up to
+  2.12 keeps one reduce-scatter in flight); the optimizer waits for all of them.
+* INFERRED: default profiler settings record `cudaStreamWaitEvent` calls without saying what they wait for.
+  The first launch after such a call is taken to wait for the newest work of every other stream; where the
+  recording shows the op starting before that work ended, the edge is PRUNED.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kareus.trace.regions import ROLE_COPY_OUT, ROLE_GATHER, ROLE_REDUCE, Regions
+from kareus.trace.types import I64, CollectiveKind, OpKind, OpTable, Phase, Provenance
+
+OVERLAP_TOLERANCE_NS = 1_000  # timestamps of different streams agree to well under a microsecond
+
+Edge = tuple[int, int, int]
+
+
+def find_waits(
+    ops: OpTable,
+    collective_kinds: list[CollectiveKind],
+    regions: Regions,
+    calls: I64,
+    sync: I64,
+    compute_stream: int,
+) -> I64:
+    """Return event edges as rows (source op, target op, Provenance), int64[n, 3], without repeats.
+
+    Args:
+        ops: by start. collective_kinds: of `ops.collective` rows.
+        regions: where launches lie. calls: runtime calls (start, end, thread, correlation, kind).
+        sync: (time, stream, wait_on_stream, record correlation) of sync records.
+        compute_stream: stream id of the model's compute.
+    """
+    edges: list[Edge] = []
+    if len(sync):
+        edges += _traced(ops, sync, calls)
+    if regions.has_fsdp:
+        edges += _fsdp(ops, regions, compute_stream)
+    elif regions.has_ddp:
+        edges += _ddp(ops, collective_kinds, compute_stream)
+    if not len(sync) and not regions.has_fsdp and not regions.has_ddp:
+        edges += _inferred(ops, calls)
+    return _unique(ops, edges)
+
+
+def _unique(ops: OpTable, edges: list[Edge]) -> I64:
+    best: dict[tuple[int, int], int] = {}
+    for source, target, provenance in edges:
+        if source == target or ops.stream[source] == ops.stream[target]:
+            continue
+        if ops.end_ns[source] > ops.start_ns[target] + OVERLAP_TOLERANCE_NS:
+            provenance = Provenance.PRUNED
+        key = source, target
+        best[key] = min(best.get(key, provenance), provenance)
+    rows = [(s, t, p) for (s, t), p in best.items()]
+    return np.array(sorted(rows), np.int64).reshape(-1, 3)
+
+
+def _launch_order(ops: OpTable) -> I64:
+    rows = np.flatnonzero(ops.launch_ns >= 0)
+    return rows[np.argsort(ops.launch_ns[rows], kind="stable")]
+
+
+def _traced(ops: OpTable, sync: I64, calls: I64) -> list[Edge]:
+    """A wait record names the waiting stream and the event's record call: the source is the last op
+    launched on the recording stream before that call, the target the next op on the waiting stream."""
+    call_time = {int(c): int(t) for t, c in zip(calls[:, 0], calls[:, 3], strict=True) if c > 0}
+    by_stream = {int(s): _launch_order_of(ops, int(s)) for s in np.unique(ops.stream)}
+    edges: list[Edge] = []
+    for time, stream, source_stream, record in sync:
+        recorded = call_time.get(int(record))
+        waiting, giving = by_stream.get(int(stream)), by_stream.get(int(source_stream))
+        if recorded is None or waiting is None or giving is None:
+            continue
+        last = np.searchsorted(ops.launch_ns[giving], recorded, side="right") - 1
+        following = np.searchsorted(ops.launch_ns[waiting], time, side="left")
+        if last >= 0 and following < len(waiting):
+            edges.append((int(giving[last]), int(waiting[following]), Provenance.TRACED))
+    return edges
+
+
+def _launch_order_of(ops: OpTable, stream: int) -> I64:
+    rows = np.flatnonzero((ops.stream == stream) & (ops.launch_ns >= 0))
+    return rows[np.argsort(ops.launch_ns[rows], kind="stable")]
+
+
+def _fsdp(ops: OpTable, regions: Regions, compute_stream: int) -> list[Edge]:
+    edges: list[Edge] = []
+    gathered: dict[int, int] = {}  # unit -> its newest all-gather
+    copied_in: dict[int, list[int]] = {}  # label -> copy-in ops launched under it so far
+    reduce_tail: dict[int, int] = {}  # streams of reduce work -> newest op there
+    last_reduce_label, last_compute = -1, -1
+    collective = ops.kind == OpKind.COLLECTIVE
+    for row in _launch_order(ops):
+        op, role, label, unit = int(row), regions.role[row], int(regions.label[row]), int(regions.unit[row])
+        on_compute = ops.stream[op] == compute_stream
+        if role == ROLE_GATHER:
+            if collective[op]:
+                edges += [(source, op, Provenance.ASSUMED) for source in copied_in.get(label, [])[-1:]]
+                gathered[unit] = op
+            else:
+                copied_in.setdefault(label, []).append(op)
+        elif role == ROLE_COPY_OUT and unit in gathered:
+            edges.append((gathered.pop(unit), op, Provenance.ASSUMED))
+        elif role == ROLE_REDUCE:
+            if on_compute and label != last_reduce_label:
+                edges += [(tail, op, Provenance.ASSUMED) for tail in reduce_tail.values()]
+                last_reduce_label = label
+            elif not on_compute:
+                if collective[op]:
+                    edges += [(last_compute, op, Provenance.ASSUMED)] if last_compute >= 0 else []
+                reduce_tail[int(ops.stream[op])] = op
+        if on_compute:
+            if ops.phase[op] == Phase.OPTIMIZER and reduce_tail:
+                edges += [(tail, op, Provenance.ASSUMED) for tail in reduce_tail.values()]
+                reduce_tail = {}
+            last_compute = op
+    return edges
+
+
+def _ddp(ops: OpTable, kinds: list[CollectiveKind], compute_stream: int) -> list[Edge]:
+    """A bucket is reduced behind the newest compute launched before it; what comes after backward waits
+    for every bucket (DDP's finalize waits for all of them on the compute stream)."""
+    edges: list[Edge] = []
+    pending: list[int] = []
+    last_compute = -1
+    for row in _launch_order(ops):
+        op = int(row)
+        if ops.kind[op] == OpKind.COLLECTIVE:
+            if last_compute >= 0:
+                edges.append((last_compute, op, Provenance.ASSUMED))
+            if kinds[int(ops.collective[op])] == CollectiveKind.ALL_REDUCE:
+                pending.append(op)
+        elif ops.stream[op] == compute_stream:
+            if pending and ops.phase[op] != Phase.BACKWARD:
+                edges += [(source, op, Provenance.ASSUMED) for source in pending]
+                pending = []
+            last_compute = op
+    return edges
+
+
+def _inferred(ops: OpTable, calls: I64) -> list[Edge]:
+    edges: list[Edge] = []
+    waits = calls[calls[:, 4] == 1]
+    waits = waits[np.argsort(waits[:, 0], kind="stable")]
+    newest: dict[int, int] = {}
+    seen: dict[int, int] = {}
+    for row in _launch_order(ops):
+        op, thread, time = int(row), int(ops.launch_thread[row]), int(ops.launch_ns[row])
+        upto = int(np.searchsorted(waits[:, 0], time))
+        before = seen.get(thread, 0)
+        if (waits[before:upto, 2] == thread).any():
+            stream = int(ops.stream[op])
+            edges += [(source, op, Provenance.INFERRED) for s, source in newest.items() if s != stream]
+        seen[thread] = upto
+        newest[int(ops.stream[op])] = op
+    return edges
