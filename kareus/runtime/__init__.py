@@ -1,0 +1,14 @@
+"""Replays a schedule inside DDP and FSDP2 training; the only part of Kareus a training job loads.
+
+session = kareus.attach(model, optimizer, schedule="schedule.json")
+...the training loop, unchanged...
+session.report(); session.detach()
+"""
+
+from __future__ import annotations
+
+from kareus.runtime.attach import attach
+from kareus.runtime.ddp import ddp_kwargs
+from kareus.runtime.session import Session
+
+__all__ = ["Session", "attach", "ddp_kwargs"]

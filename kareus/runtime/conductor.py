@@ -1,0 +1,160 @@
+"""What every collective asks before it is issued: which decision, which group, which path.
+
+The answer depends only on facts that are the same on all ranks: the agreed schedule, the arm in force
+(switched at agreed step boundaries), the collective's kind, unit, phase, ordinal and size. A local
+surprise can never change it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+
+from kareus.runtime.divergence import IssueLog, Watch
+from kareus.runtime.ladder import Ladder
+from kareus.runtime.paths import CollectivePath
+from kareus.runtime.records import Arm, Tally
+from kareus.runtime.streams import Timeline
+from kareus.schedule import CollectiveKey, Decision, LaunchPoint, Path, Schedule
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ticket:
+    """Leave to issue one collective.
+
+    Attributes:
+        key: its name in this step. decision: what was decided for it (stock's defaults outside a plan).
+        group: the process group to use. path: how its bytes travel. planned: a decision names it.
+    """
+
+    key: CollectiveKey
+    decision: Decision
+    group: dist.ProcessGroup
+    path: CollectivePath
+    planned: bool
+
+
+@dataclass(kw_only=True)
+class StepMeasure:
+    """What was seen of the collectives of one step.
+
+    Attributes:
+        num_collectives: issued. unplanned: not in the schedule. missed: launch points not met in time.
+        host_us: time the CPU spent inside blocking collectives (gloo). stalls: (waiter, ready) timing
+            marks, the wait being the time from the first to the second where positive.
+    """
+
+    num_collectives: int = 0
+    unplanned: int = 0
+    missed: int = 0
+    host_us: float = 0.0
+    stalls: list[tuple[Any, Any]] = field(default_factory=list)
+
+
+class Conductor:
+    """Holds the agreed plan and hands out tickets.
+
+    Args:
+        schedule: the agreed schedule, None to observe only. ladder: groups by budget.
+        paths: how bytes can travel; must hold `Path.NCCL`.
+        tally: counts of the unusual. timeline: marks of the device. watch: collectives in flight.
+    """
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule | None,
+        ladder: Ladder,
+        paths: dict[Path, CollectivePath],
+        tally: Tally,
+        timeline: Timeline,
+        watch: Watch,
+    ) -> None:
+        self.schedule, self.ladder, self.paths = schedule, ladder, paths
+        self.tally, self.timeline, self.watch = tally, timeline, watch
+        self.arm: Arm = "observe"
+        self.evaluating = False
+        self.sampling = False
+        self.issues = IssueLog()
+        self.measure = StepMeasure()
+        self._ordinals: dict[tuple[str, str, str], int] = {}
+        self._plan: dict[tuple[str, str, str], dict[int, Decision]] = {}
+        for decision in schedule.decisions if schedule is not None else ():
+            key = decision.collective
+            self._plan.setdefault((key.kind, key.unit, key.phase), {})[key.ordinal] = decision
+
+    @property
+    def scheduling(self) -> bool:
+        """True while the schedule's decisions are in force."""
+        return self.arm == "scheduled" and not self.evaluating
+
+    def decision(self, kind: str, unit: str, phase: str, ordinal: int = 0) -> Decision | None:
+        """Return the decision for a collective, None where the schedule names none.
+
+        Further micro-batches than the recorded step had follow its first one.
+        """
+        found = self._plan.get((kind, unit, phase))
+        if found is None:
+            return None
+        return found.get(ordinal) or found.get(0)
+
+    def launch_points(self) -> set[LaunchPoint]:
+        """Return every launch point the schedule names."""
+        return {d.launch for found in self._plan.values() for d in found.values() if d.launch is not None}
+
+    def begin_step(self) -> tuple[StepMeasure, IssueLog]:
+        """Start a new step; return what was seen of the one that ended."""
+        ended = self.measure, self.issues
+        self.measure, self.issues = StepMeasure(), IssueLog()
+        self._ordinals.clear()
+        return ended
+
+    def open(self, kind: str, unit: str, phase: str, num_bytes: int, group: dist.ProcessGroup) -> Ticket:
+        """Return the ticket for the collective that is about to be issued, and log its issue."""
+        slot = (kind, unit, phase)
+        ordinal = 0
+        if not self.evaluating:
+            ordinal = self._ordinals.get(slot, 0)
+            self._ordinals[slot] = ordinal + 1
+        key = CollectiveKey(kind=kind, unit=unit, phase=phase, ordinal=ordinal)  # type: ignore[arg-type]
+        decision = self.decision(kind, unit, phase, ordinal) if self.scheduling else None
+        self.measure.num_collectives += 1
+        if decision is None:
+            if self.scheduling and self._plan:
+                self.measure.unplanned += 1
+            decision = Decision(collective=key)
+            planned = False
+        else:
+            planned = True
+        path = self.paths[Path.NCCL]
+        wanted = self.paths.get(decision.path)
+        if decision.path is not Path.NCCL:
+            if wanted is not None and wanted.supports(kind, num_bytes, group):
+                path = wanted
+            else:
+                self.tally.add(
+                    "path_unavailable", f"{key}: the {decision.path} path is not available here, NCCL is used"
+                )
+        if path is self.paths[Path.NCCL] and self.scheduling:
+            group = self.ladder.pick(group, kind, decision.num_ctas)
+        self.issues.note(key, path.name, decision.num_ctas or 0, num_bytes, evaluating=self.evaluating)
+        return Ticket(key=key, decision=decision, group=group, path=path, planned=planned)
+
+    @contextmanager
+    def issuing(self, ticket: Ticket) -> Iterator[None]:
+        """Watch a collective from the call that issues it until the device has done it."""
+        token = self.watch.enter(ticket.key)
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self.timeline.device.type == "cpu":
+                self.measure.host_us += (time.perf_counter() - start) * 1e6
+                self.watch.leave(token, None)
+            else:
+                self.watch.leave(token, self.timeline.mark())

@@ -1,0 +1,374 @@
+"""FSDP2: every all-gather and reduce-scatter goes through here.
+
+Interception uses the public custom communication objects. Launch points, prefetch depth and deferral
+wrap methods of the parameter groups on the instance (`torch_api.UNIT_METHODS`), which FSDP itself calls
+outside compiled regions; taking the wrapper away restores torch's own method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kareus.runtime import torch_api
+from kareus.runtime.conductor import Conductor, Ticket
+from kareus.runtime.deferral import ReduceDeferral
+from kareus.runtime.fingerprint import Job
+from kareus.runtime.launch import LaunchBoard
+from kareus.runtime.paths import scale_for
+from kareus.runtime.torch_api import AllGather, FsdpUnit, ReduceScatter
+from kareus.schedule import LaunchPoint, Path
+
+KINDS = ("all_gather", "reduce_scatter")
+
+
+class PlannedAllGather(AllGather):
+    """Stands in for a unit's all-gather; memory comes from the object it replaces."""
+
+    def __init__(self, driver: Fsdp2Driver, unit: FsdpUnit, inner: Any) -> None:
+        self.driver, self.unit, self.inner = driver, unit, inner
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate as the replaced object does."""
+        tensor: torch.Tensor = self.inner.allocate(size, dtype=dtype, device=device)
+        return tensor
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Issue the all-gather as planned."""
+        return self.driver.issue_all_gather(self, output_tensor, input_tensor, group, async_op)
+
+
+class PlannedReduceScatter(ReduceScatter):
+    """Stands in for a unit's reduce-scatter; memory comes from the object it replaces."""
+
+    def __init__(self, driver: Fsdp2Driver, unit: FsdpUnit, inner: Any) -> None:
+        self.driver, self.unit, self.inner = driver, unit, inner
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Allocate as the replaced object does."""
+        tensor: torch.Tensor = self.inner.allocate(size, dtype=dtype, device=device)
+        return tensor
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> dist.Work | None:
+        """Issue the reduce-scatter as planned."""
+        return self.driver.issue_reduce_scatter(self, output_tensor, input_tensor, group, op, async_op)
+
+
+class Fsdp2Driver:
+    """Carries out a schedule inside one FSDP2 model.
+
+    Args:
+        job: the model. conductor: hands out tickets.
+    """
+
+    def __init__(self, job: Job, conductor: Conductor) -> None:
+        self.job, self.conductor = job, conductor
+        self.timeline, self.tally = conductor.timeline, conductor.tally
+        self.units = [unit for unit in job.units if unit.lone]
+        self.order: list[FsdpUnit] = []
+        self._by_group = {id(unit.group): unit for unit in self.units}
+        self._issued: set[tuple[str, str]] = set()
+        self._originals: list[tuple[FsdpUnit, Any, Any]] = []
+        self._user_prefetch: list[tuple[FsdpUnit, list[Any], list[Any]]] = []
+        self._targets: dict[LaunchPoint, list[tuple[FsdpUnit, str]]] = {}
+        self._compute_stream: Any = None
+        self._lists_taken = False
+        self._unwrap_root: Callable[[], None] = lambda: None
+        self.board = LaunchBoard(
+            job.root, self.timeline, active=self._acting, tally=self.tally, on_met=self._on_met
+        )
+        schedule = conductor.schedule
+        self.deferral = ReduceDeferral(
+            0 if schedule is None else schedule.reduce_scatter_deferral, active=lambda: conductor.scheduling
+        )
+
+    def group_tuples(self) -> list[tuple[int, ...]]:
+        """Return the rank tuples this rank's units communicate over."""
+        return sorted(
+            {torch_api.group_ranks(g) for u in self.job.units for g in torch_api.unit_groups(u.group)}
+        )
+
+    def install(self) -> None:
+        """Place the communication objects, the method wrappers and the launch hooks."""
+        for unit in self.job.units:
+            if not unit.lone:
+                self.tally.add(
+                    "several_groups",
+                    f"unit {unit.name!r} has several parameter groups, which torch does not let us "
+                    "intercept; its collectives stay as in stock",
+                )
+        self._unwrap_root = torch_api.on_root_forward(self.job.root, self._begin_pass)
+        for unit in self.units:
+            gather, scatter = unit.group._all_gather_comm, unit.group._reduce_scatter_comm
+            self._originals.append((unit, gather, scatter))
+            unit.module.set_custom_all_gather(PlannedAllGather(self, unit, gather))  # type: ignore[operator]
+            unit.module.set_custom_reduce_scatter(PlannedReduceScatter(self, unit, scatter))  # type: ignore[operator]
+            missing = torch_api.missing_unit_methods(unit.group)
+            if missing:
+                self.tally.add(
+                    "no_launch_points", f"this torch has no {missing}: launch points stay as in stock"
+                )
+                continue
+            self._wrap(unit)
+        self._install_points()
+
+    def _install_points(self) -> None:
+        for unit in self.units:
+            for phase in ("forward", "backward"):
+                decision = self.conductor.decision("all_gather", unit.name, phase)
+                if decision is not None and decision.launch is not None:
+                    self._targets.setdefault(decision.launch, []).append((unit, phase))
+        names = {unit.name for unit in self.units if not torch_api.missing_unit_methods(unit.group)}
+        self.board.install(self.conductor.launch_points(), elsewhere=names)
+
+    def _wrap(self, unit: FsdpUnit) -> None:
+        group = unit.group
+        originals = {name: getattr(group, name) for name in torch_api.UNIT_METHODS}
+
+        def pre_forward(*args: Any, **kwargs: Any) -> Any:
+            self._compute_stream = self.timeline.current_stream()
+            result = originals["pre_forward"](*args, **kwargs)
+            if not torch_api.in_backward():
+                self._entered_forward(unit)
+            return result
+
+        def post_forward(*args: Any, **kwargs: Any) -> Any:
+            result = originals["post_forward"](*args, **kwargs)
+            if not torch_api.in_backward():
+                self.board.meet(LaunchPoint(module=unit.name, phase="forward", side="after"))
+            return result
+
+        def pre_backward(*args: Any, **kwargs: Any) -> Any:
+            self._compute_stream = self.timeline.current_stream()
+            result = originals["pre_backward"](*args, **kwargs)
+            self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="before"))
+            return result
+
+        def post_backward(*args: Any, **kwargs: Any) -> Any:
+            self._compute_stream = self.timeline.current_stream()
+            self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="after"))
+            return self.deferral.post_backward(group, lambda: originals["post_backward"](*args, **kwargs))
+
+        def prefetch(target: Any, pass_type: str) -> None:
+            self._default_prefetch(target, pass_type, originals["_prefetch_unshard"])
+
+        wrappers: dict[str, Callable[..., Any]] = {
+            "pre_forward": pre_forward, "post_forward": post_forward, "pre_backward": pre_backward,
+            "post_backward": post_backward, "_prefetch_unshard": prefetch,
+        }  # fmt: skip
+        for name, wrapper in wrappers.items():
+            setattr(group, name, wrapper)
+        self.deferral.wrap_final_callback(unit.state)
+
+    # While training
+
+    def _acting(self) -> bool:
+        return self.conductor.scheduling and not torch_api.is_capturing(self.timeline.device)
+
+    def _begin_pass(self) -> None:
+        self.conductor.evaluating = not (self.job.root.training and torch.is_grad_enabled())
+        self.board.begin_pass()
+        self._issued.clear()
+        self.deferral.begin_pass()
+        if self.conductor.arm == "observe":
+            self.order.clear()
+
+    def _entered_forward(self, unit: FsdpUnit) -> None:
+        conductor = self.conductor
+        if conductor.arm == "observe" and not conductor.evaluating and unit not in self.order:
+            self.order.append(unit)
+        if not conductor.scheduling:
+            return
+        for target in self._forward_targets(unit):
+            if not self._has_launch(target, "forward"):
+                torch_api.prefetch_unshard(target.group, "forward")
+        self.board.meet(LaunchPoint(module=unit.name, phase="forward", side="before"))
+
+    def _forward_targets(self, unit: FsdpUnit) -> list[FsdpUnit]:
+        """Return the units to gather once `unit` has begun its forward."""
+        depth = self.conductor.schedule.forward_prefetch if self.conductor.schedule else None
+        if depth is None:
+            for owner, forward, _ in self._user_prefetch if self._lists_taken else ():
+                if owner is unit:
+                    return self._units_of(forward)
+            return []
+        if unit not in self.order:
+            return []
+        at = self.order.index(unit)
+        return self.order[at + 1 : at + 1 + depth]
+
+    def _default_prefetch(self, target: Any, pass_type: str, original: Callable[[Any, str], None]) -> None:
+        """Stand in for FSDP's own backward prefetch of the unit before the current one."""
+        if not self.conductor.scheduling or pass_type != "backward":
+            original(target, pass_type)
+            return
+        schedule = self.conductor.schedule
+        depth = schedule.backward_prefetch if schedule is not None else None
+        targets = [target]
+        if depth is not None:
+            done = torch_api.forward_order(target)
+            at = len(done) - 1 - done[::-1].index(target) if target in done else 0
+            targets = [done[i] for i in range(at, max(-1, at - depth), -1)] or [target]
+            if depth == 0:
+                targets = []
+        for group in targets:
+            unit = self._by_group.get(id(group))
+            if unit is None or not self._has_launch(unit, "backward"):
+                original(group, pass_type)
+
+    def _has_launch(self, unit: FsdpUnit, phase: str) -> bool:
+        decision = self.conductor.decision("all_gather", unit.name, phase)
+        return (
+            decision is not None and decision.launch is not None and decision.launch in self.board.reachable
+        )
+
+    def _on_met(self, point: LaunchPoint) -> None:
+        for unit, phase in self._targets.get(point, ()):
+            if (unit.name, phase) in self._issued:
+                self.conductor.measure.missed += 1
+            elif not torch_api.is_gathered(unit.group):
+                torch_api.prefetch_unshard(unit.group, phase)
+
+    def _open(self, kind: str, unit: FsdpUnit, tensor: torch.Tensor, group: dist.ProcessGroup) -> Ticket:
+        phase = torch_api.unit_phase(unit.group)
+        if kind == "reduce_scatter" or torch_api.in_backward():
+            phase = "backward"
+        if kind == "all_gather":
+            self._issued.add((unit.name, phase))
+        return self.conductor.open(kind, unit.name, phase, tensor.numel() * tensor.element_size(), group)
+
+    def _gate(self, ticket: Ticket) -> None:
+        """Make the collective's stream wait for its launch point, where that was recorded."""
+        launch = ticket.decision.launch
+        if launch is not None and not torch_api.is_capturing(self.timeline.device):
+            mark = self.board.marks.get(launch)
+            if mark is not None:
+                self.timeline.wait(mark)
+            else:
+                self.conductor.measure.missed += 1
+        if ticket.decision.serialise and self._compute_stream is not None:
+            self.timeline.wait_stream(self.timeline.current_stream(), self._compute_stream)
+
+    def _after(self, ticket: Ticket) -> None:
+        if ticket.decision.serialise and self._compute_stream is not None:
+            self.timeline.wait_stream(self._compute_stream, self.timeline.current_stream())
+
+    def issue_all_gather(
+        self,
+        comm: PlannedAllGather,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool,
+    ) -> dist.Work | None:
+        """Issue one all-gather; called by FSDP on its all-gather stream."""
+        ticket = self._open("all_gather", comm.unit, output, group)
+        self._gate(ticket)
+        with self.conductor.issuing(ticket):
+            if _is_default(comm.inner):
+                work = ticket.path.all_gather(output, tensor, ticket.group, async_op)
+            else:
+                work = comm.inner(
+                    output_tensor=output, input_tensor=tensor, group=ticket.group, async_op=async_op
+                )
+        self._after(ticket)
+        return work
+
+    def issue_reduce_scatter(
+        self,
+        comm: PlannedReduceScatter,
+        output: torch.Tensor,
+        tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool,
+    ) -> dist.Work | None:
+        """Issue one reduce-scatter; called by FSDP on its reduce-scatter stream."""
+        ticket = self._open("reduce_scatter", comm.unit, tensor, group)
+        self._gate(ticket)
+        path = ticket.path
+        if path.name != "nccl" and not _can_sum(op):
+            path = self.conductor.paths[Path.NCCL]
+            self.tally.add("path_unavailable", f"{ticket.key}: the copy path cannot reduce with {op}")
+        with self.conductor.issuing(ticket):
+            if _is_default(comm.inner):
+                work = path.reduce_scatter(output, tensor, ticket.group, op, async_op)
+            else:
+                work = comm.inner(
+                    output_tensor=output, input_tensor=tensor, group=ticket.group, op=op, async_op=async_op
+                )
+        self._after(ticket)
+        return work
+
+    # Switching and leaving
+
+    def on_arm(self) -> None:
+        """Take over the user's prefetch lists while the schedule sets prefetching, give them back after."""
+        schedule = self.conductor.schedule
+        if schedule is None:
+            return
+        wants_forward = schedule.forward_prefetch is not None or self._any_launch("forward")
+        wants_backward = schedule.backward_prefetch is not None or self._any_launch("backward")
+        take = self.conductor.arm == "scheduled" and (wants_forward or wants_backward)
+        if take and not self._lists_taken:
+            self._user_prefetch = []
+            for unit in self.units:
+                state = unit.state
+                forward, backward = state._states_to_forward_prefetch, state._states_to_backward_prefetch
+                self._user_prefetch.append((unit, forward, backward))
+                if wants_forward:
+                    state._states_to_forward_prefetch = []
+                if wants_backward:
+                    state._states_to_backward_prefetch = []
+        elif not take and self._lists_taken:
+            for unit, forward, backward in self._user_prefetch:
+                unit.state._states_to_forward_prefetch = forward
+                unit.state._states_to_backward_prefetch = backward
+        self._lists_taken = take
+
+    def _any_launch(self, phase: str) -> bool:
+        return any(self._has_launch(unit, phase) for unit in self.units)
+
+    def _units_of(self, states: list[Any]) -> list[FsdpUnit]:
+        return [unit for state in states for unit in self.units if unit.state is state]
+
+    def uninstall(self) -> None:
+        """Put torch's own methods and the replaced communication objects back."""
+        for unit, gather, scatter in self._originals:
+            unit.module.set_custom_all_gather(gather)  # type: ignore[operator]
+            unit.module.set_custom_reduce_scatter(scatter)  # type: ignore[operator]
+            for name in torch_api.UNIT_METHODS:
+                unit.group.__dict__.pop(name, None)
+            self.deferral.unwrap_final_callback(unit.state)
+        self._originals.clear()
+        self._unwrap_root()
+        self.board.remove()
+
+
+def _is_default(inner: Any) -> bool:
+    """Return True for torch's plain collectives, which a path may carry out in their place."""
+    return type(inner).__name__ in ("DefaultAllGather", "DefaultReduceScatter")
+
+
+def _can_sum(op: Any) -> bool:
+    try:
+        scale_for(op, 2)
+    except ValueError:
+        return False
+    return True
