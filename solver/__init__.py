@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from solver.check import Judged, judge, require_valid
 from solver.dag import DagNode, DagOption, DagProblem, DagSolution
+from solver.engine import Progress
 from solver.errors import ContradictionError, ProblemError, SolverError
+from solver.frontier import frontier
+from solver.heuristic import heuristic
+from solver.point import solve
 from solver.problem import Limits, Option, Problem, SpanKind
 from solver.solution import Frontier, Objective, Solution, Status
 
@@ -21,10 +25,14 @@ __all__ = [
     "Option",
     "Problem",
     "ProblemError",
+    "Progress",
     "Solution",
     "SolverError",
     "SpanKind",
     "Status",
+    "frontier",
+    "heuristic",
     "judge",
     "require_valid",
+    "solve",
 ]

@@ -38,6 +38,7 @@ class Solution:
         worst_time_us, worst_energy_mj: the plan under the 90 % upper figures of its options. A robust solve
             optimises and bounds these instead of time_us and energy_mj.
         changes: knobs that differ from stock, summed over the chain.
+        interrupted: the user stopped the search (Ctrl-C); what is here was the best so far.
     """
 
     status: Status
@@ -54,6 +55,7 @@ class Solution:
     worst_time_us: int = 0
     worst_energy_mj: int = 0
     changes: int = 0
+    interrupted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,6 +66,7 @@ class Frontier:
         points: solutions, time ascending and energy descending.
         knee, least_energy: indices of marked points, -1 where there is none.
         stock_time_us, stock_energy_mj: the all-stock plan, whether or not it is on the frontier.
+        reason: why there are no points. interrupted: the user stopped it. solve_s: wall time.
     """
 
     points: tuple[Solution, ...]
@@ -71,3 +74,6 @@ class Frontier:
     least_energy: int = -1
     stock_time_us: int = 0
     stock_energy_mj: int = 0
+    reason: str = ""
+    interrupted: bool = False
+    solve_s: float = 0.0

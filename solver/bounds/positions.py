@@ -1,0 +1,52 @@
+"""Positions of the chain where the clock of a cheapest path may change.
+
+At a fixed price of time the cost of a path is linear in the place of a change inside a stretch that repeats
+one unit of spans, so some cheapest path changes only near the ends of such stretches (or of a window that a
+search imposes). Looking there alone makes the path search independent of the number of layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from solver.tables import Ints
+
+_LONGEST_UNIT = 8
+
+
+def repeats(chain: Ints) -> list[tuple[int, int, int]]:
+    """Cut the chain into (start, end, period) stretches; period 0 where nothing repeats three times."""
+    spans = len(chain)
+    found: list[tuple[int, int, int]] = []
+    at = 0
+    while at < spans:
+        best_end, best_period = at + 1, 0
+        for period in range(1, min(_LONGEST_UNIT, (spans - at) // 3) + 1):
+            end = at + period
+            while end < spans and chain[end] == chain[end - period]:
+                end += 1
+            if end - at >= 3 * period and end > best_end:
+                best_end, best_period = end, period
+        found.append((at, best_end, best_period))
+        at = best_end
+    return found
+
+
+def cut_positions(chain: Ints, windows: Iterable[int] = ()) -> Ints:
+    """Return int64[cuts], ascending, from 1 to the number of spans, where a change of clock is worth trying.
+
+    Args:
+        chain: kind of each span. windows: ends of windows a cut is confined to.
+    """
+    spans = len(chain)
+    places: set[int] = {spans}
+    extra = [w for w in windows if 0 < w <= spans]
+    for start, end, period in repeats(chain):
+        if not period:
+            places.update(range(start, end + 1))
+            continue
+        for edge in (start, end, *(w for w in extra if start <= w <= end)):
+            places.update(p for p in range(edge - period, edge + period + 1) if start <= p <= end)
+    return np.array(sorted(p for p in places if 1 <= p <= spans), np.int64)

@@ -1,0 +1,313 @@
+"""Solving one point: heuristic, pattern tree, CP-SAT, cross-check, tie-break, judge.
+
+The heuristic gives a plan to start from. The pattern tree (no OR-Tools) improves and bounds it, CP-SAT
+improves and bounds it again from the other side, and the judge re-computes the result. What is reported is
+the tree's bound; CP-SAT has to agree with it. Whatever two of them disagree on is an error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+
+import numpy as np
+
+from solver.bounds.tree import PatternTree
+from solver.check import judge, require_valid
+from solver.errors import ContradictionError
+from solver.heuristic import best_greedy
+from solver.plan import Goal, calm, totals_of
+from solver.problem import Limits, Problem
+from solver.solution import Objective, Solution, Status
+from solver.tables import Ints, Tables, build_tables, worst_case
+
+PROOF_GAP = 1e-3  # a point counts as proven when its bound is this close and both methods agree
+TREE_GAP = 1e-4  # where the tree stops; far below what the tables' noise is worth
+TREE_NODES = 400
+_LEAST_SEGMENTS, _MOST_SEGMENTS = 3, 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """State of a running solve: best value and bound (us or mJ), relative gap, seconds since the start."""
+
+    best: float | None
+    bound: float
+    gap: float
+    elapsed_s: float
+
+
+ProgressFn = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How to solve.
+
+    Attributes:
+        time_limit_s: wall time. deterministic_time: OR-Tools' machine-independent clock; with it, the tree
+            is limited by nodes alone, so that the answer is the same on any machine.
+        seed: random seed. gap: where CP-SAT may stop (0: exact). tie: share of the objective given up for
+            fewer changes from stock. robust: optimise the 90 % worst case.
+        tree: whether to use the pattern tree, cpsat: whether to use CP-SAT (for comparisons and tests).
+    """
+
+    time_limit_s: float = 10.0
+    deterministic_time: float | None = None
+    seed: int = 0
+    gap: float = 5e-4
+    tie: float = 1e-4
+    robust: bool = False
+    tree: bool = True
+    cpsat: bool = True
+
+
+class Engine:
+    """Solves one problem under changing limits, keeping what was proven on the way.
+
+    Args:
+        problem: the instance. settings: how to solve.
+
+    Raises:
+        ProblemError: the problem makes no sense.
+    """
+
+    def __init__(self, problem: Problem, settings: Settings) -> None:
+        require_valid(problem)
+        self.problem = problem
+        self.settings = settings
+        self.tables = build_tables(worst_case(problem) if settings.robust else problem)
+        self._tree = None if self.tables is None else PatternTree(self.tables)
+
+    def solve(
+        self,
+        objective: Objective,
+        limits: Limits,
+        *,
+        time_limit_s: float,
+        start: Ints | None = None,
+        progress: ProgressFn | None = None,
+    ) -> Solution:
+        """Solve one point.
+
+        Args:
+            objective: what is made small. limits: time and energy limits may differ from the problem's,
+                the others may not (the tables were built for them).
+            time_limit_s: wall time. start: a plan (table rows) to begin with, if it meets the limits.
+            progress: called when the best plan or the bound moves.
+
+        Raises:
+            ContradictionError: two methods disagree.
+        """
+        began = time.monotonic()
+        if self.tables is None or self._tree is None:
+            return _no_plan(Status.INFEASIBLE, objective, "memory: a span has no option within it", began)
+        tables = replace(self.tables, problem=replace(self.tables.problem, limits=limits))
+        run = _Run(self, tables, objective, began, time_limit_s, progress)
+        run.offer(best_greedy(tables, run.goal))
+        if start is not None:
+            run.offer(start)
+        if find_spec("ortools") is None:
+            return run.result(Status.HEURISTIC, 0.0, "")
+        return run.prove(self._tree)
+
+
+class _Run:
+    """One solve in progress."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        tables: Tables,
+        objective: Objective,
+        began: float,
+        time_limit_s: float,
+        progress: ProgressFn | None,
+    ) -> None:
+        self.engine, self.tables, self.began = engine, tables, began
+        self.settings = engine.settings
+        self.goal = Goal.of(tables, objective)
+        self.until = began + time_limit_s
+        self.progress = progress
+        self.best: Ints | None = None
+        self.value = math.inf
+        self.interrupted = False
+        self._shown = (math.inf, -math.inf)
+
+    def accept(self, picked: Ints) -> bool:
+        return not judge(self.tables.problem, self.tables.choices(picked.tolist())).violations
+
+    def offer(self, picked: Ints | None) -> None:
+        """Take a plan if it is better and the judge finds nothing wrong with it."""
+        if picked is None:
+            return
+        value = float(self.goal.value(totals_of(self.tables, picked)))
+        if value < self.value and self.accept(picked):
+            self.best, self.value = picked, value
+
+    def show(self, value: float, bound: float) -> None:
+        value = min(value, self.value)
+        bound = max(bound, self._shown[1]) if math.isfinite(bound) else self._shown[1]
+        if self.progress is None or (value, bound) == self._shown:
+            return
+        self._shown = (value, bound)
+        known = math.isfinite(value)
+        self.progress(
+            Progress(
+                best=value if known else None,
+                bound=bound,
+                gap=_gap(value, bound) if known else 1.0,
+                elapsed_s=time.monotonic() - self.began,
+            )
+        )
+
+    def prove(self, tree: PatternTree) -> Solution:
+        proofs: dict[str, float] = {}
+        if self.settings.tree:
+            proofs["lagrangian"] = self._search(tree)
+        if self.settings.cpsat and not self.interrupted:
+            proofs["cp-sat"] = self._cpsat(tree)
+        self._cross_check(proofs)
+        if math.isinf(self.value) and any(math.isinf(b) and b > 0 for b in proofs.values()):
+            names = "+".join(n for n, b in proofs.items() if math.isinf(b) and b > 0)
+            return self.result(Status.INFEASIBLE, math.inf, names)
+        own = "lagrangian" if "lagrangian" in proofs else "cp-sat"
+        bound = min(proofs.get(own, 0.0), self.value)
+        agreed = [n for n, b in proofs.items() if _gap(self.value, b) <= PROOF_GAP]
+        proven = len(agreed) == 2
+        self._break_ties(bound)
+        status = Status.OPTIMAL if proven else Status.FEASIBLE if self.best is not None else Status.UNKNOWN
+        return self.result(status, bound, "+".join(agreed) or own)
+
+    def _search(self, tree: PatternTree) -> float:
+        exact = self.settings.deterministic_time is not None
+        share = 0.6 if self.settings.cpsat else 1.0
+        found = tree.search(
+            self.goal,
+            gap=min(TREE_GAP, self.settings.gap),
+            deadline=math.inf if exact else self.began + share * (self.until - self.began),
+            accept=self.accept,
+            start=self.best,
+            max_nodes=TREE_NODES,
+            progress=self.show,
+        )
+        self.offer(found.picked)
+        self.interrupted = found.interrupted
+        return _whole(found.bound)
+
+    def _cpsat(self, tree: PatternTree) -> float:
+        """Run CP-SAT; its bound speaks for the stays it models, the tree's for plans with more."""
+        from solver.cpsat.run import Effort, run_cpsat
+
+        segments, beyond = 1, math.inf
+        if not (self.tables.one_clock or self.tables.free_switches):
+            stays = 1 if self.best is None else _stays(self.tables, self.best)
+            segments = min(max(stays + 1, _LEAST_SEGMENTS), _MOST_SEGMENTS, len(self.tables.chain))
+            beyond = tree.bound_beyond(self.goal, segments)
+        limit = self.until - time.monotonic()
+        outcome = run_cpsat(
+            self.tables,
+            self.goal.objective,
+            Effort(
+                time_limit_s=limit,
+                deterministic_time=self.settings.deterministic_time,
+                seed=self.settings.seed,
+                relative_gap=self.settings.gap,
+            ),
+            num_segments=segments,
+            hint=self.best,
+            on_solution=lambda value, _: self.show(value, -math.inf),
+        )
+        if outcome.picked is not None:
+            self._expect_valid(outcome.picked)
+            self.offer(outcome.picked)
+        elif not outcome.proven and time.monotonic() < self.until - 0.2 and self.best is None:
+            self.interrupted = self.settings.deterministic_time is None
+        return min(outcome.bound, _whole(beyond))
+
+    def _expect_valid(self, picked: Ints) -> None:
+        broken = judge(self.tables.problem, self.tables.choices(picked.tolist())).violations
+        if broken:
+            raise ContradictionError(f"CP-SAT offers a plan that breaks its limits: {'; '.join(broken)}")
+
+    def _cross_check(self, proofs: dict[str, float]) -> None:
+        """No proven bound may lie above a plan that the judge accepts."""
+        for name, bound in proofs.items():
+            if bound > self.value + 0.5:
+                raise ContradictionError(
+                    f"{name} proves that nothing is below {bound}, yet the judge accepts a plan at "
+                    f"{self.value} ({self.goal.objective}); please report the problem file"
+                )
+
+    def _break_ties(self, bound: float) -> None:
+        """Within noise, the plan with fewer changes from stock wins; a proven point stays proven."""
+        if self.best is None or not self.settings.tie:
+            return
+        room = self.value * self.settings.tie
+        if _gap(self.value, bound) <= PROOF_GAP:
+            room = min(room, bound / (1 - PROOF_GAP) - self.value)
+        calmer = calm(self.tables, self.goal, self.best, math.floor(self.value + max(room, 0.0)))
+        if self.accept(calmer):
+            self.best = calmer
+
+    def result(self, status: Status, bound: float, certificate: str) -> Solution:
+        objective = self.goal.objective
+        if self.best is None:
+            reason = "" if status is Status.INFEASIBLE else "no plan was found; that proves nothing"
+            missing = Status.UNKNOWN if status is Status.HEURISTIC else status
+            return replace(
+                _no_plan(missing, objective, reason, self.began),
+                certificate=certificate,
+                interrupted=self.interrupted,
+            )
+        choices = self.tables.choices(self.best.tolist())
+        optimised = judge(self.tables.problem, choices)
+        value = self.goal.value(totals_of(self.tables, self.best))
+        judged_value = optimised.time_us if objective is Objective.TIME else optimised.energy_mj
+        if judged_value != value or optimised.violations:
+            raise ContradictionError(
+                f"the judge finds {judged_value} {optimised.violations}, the model {value}"
+            )
+        free = replace(self.engine.problem, limits=Limits(), governed=False)
+        nominal, worst = judge(free, choices), judge(worst_case(free), choices)
+        return Solution(
+            status=status,
+            objective=objective,
+            choices=choices,
+            time_us=nominal.time_us,
+            energy_mj=nominal.energy_mj,
+            bound=bound,
+            certificate=certificate,
+            gap=_gap(value, bound),
+            switches=nominal.switches,
+            changes=nominal.changes,
+            worst_time_us=worst.time_us,
+            worst_energy_mj=worst.energy_mj,
+            interrupted=self.interrupted,
+            solve_s=time.monotonic() - self.began,
+        )
+
+
+def _stays(tables: Tables, picked: Ints) -> int:
+    clocks = np.array([tables.kinds[k].clock[m] for k, m in zip(tables.chain, picked, strict=True)])
+    return 1 + int((clocks[1:] != clocks[:-1]).sum())
+
+
+def _whole(bound: float) -> float:
+    """A bound on an integer objective, rounded up to the next integer it proves."""
+    return float(math.ceil(bound - 1e-6 * max(abs(bound), 1.0) * 1e-3)) if math.isfinite(bound) else bound
+
+
+def _gap(value: float, bound: float) -> float:
+    if not value or not math.isfinite(value):
+        return 0.0 if value == 0 else 1.0
+    return max(value - bound, 0.0) / value
+
+
+def _no_plan(status: Status, objective: Objective, reason: str, began: float) -> Solution:
+    return Solution(
+        status=status, objective=objective, gap=1.0, reason=reason, solve_s=time.monotonic() - began
+    )

@@ -1,0 +1,108 @@
+"""`solve`: one point, and what is possible at best where the limits leave nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from solver.engine import Engine, ProgressFn, Settings
+from solver.problem import Limits, Problem
+from solver.solution import Objective, Solution, Status
+
+
+def solve(
+    problem: Problem,
+    objective: Objective = Objective.ENERGY,
+    *,
+    time_limit_s: float = 10.0,
+    deterministic_time: float | None = None,
+    seed: int = 0,
+    gap: float = 5e-4,
+    tie: float = 1e-4,
+    robust: bool = False,
+    progress: ProgressFn | None = None,
+) -> Solution:
+    """Return the best plan under the problem's limits with its proven bound.
+
+    Args:
+        problem: the instance. objective: what is made small.
+        time_limit_s: wall time, after which the best so far comes back with its bound.
+        deterministic_time: OR-Tools' machine-independent clock, for the same answer on any machine.
+        seed: random seed of the search. gap: relative gap at which CP-SAT may stop; 0 asks for the optimum.
+        tie: share of the objective given up for fewer changes from stock; 0 for none.
+        robust: optimise and bound the 90 % worst case instead of the nominal figures.
+        progress: called whenever the best plan or the bound moves.
+
+    Raises:
+        ProblemError: the problem makes no sense. ContradictionError: two methods disagree.
+    """
+    settings = Settings(
+        time_limit_s=time_limit_s,
+        deterministic_time=deterministic_time,
+        seed=seed,
+        gap=gap,
+        tie=tie,
+        robust=robust,
+    )
+    engine = Engine(problem, settings)
+    solution = engine.solve(objective, problem.limits, time_limit_s=time_limit_s, progress=progress)
+    if solution.status is Status.INFEASIBLE:
+        solution = replace(solution, reason=explain(problem, settings))
+    return solution
+
+
+def explain(problem: Problem, settings: Settings) -> str:
+    """Which limit leaves nothing, and the least possible of it under the others.
+
+    Args:
+        problem: an infeasible instance. settings: as for the solve; each question gets a second.
+    """
+    limits = problem.limits
+    found: list[str] = []
+
+    def ask(objective: Objective, without: dict[str, None]) -> Solution:
+        free = replace(limits, **without)
+        engine = Engine(replace(problem, limits=free, governed=False), replace(settings, tie=0.0))
+        return engine.solve(objective, free, time_limit_s=1.0)
+
+    if limits.time_us is not None:
+        least = ask(Objective.TIME, {"time_us": None})
+        if least.choices:
+            value = least.worst_time_us if settings.robust else least.time_us
+            if value > limits.time_us:
+                found.append(f"time: at least {value} us is needed, the limit is {limits.time_us} us")
+    if limits.energy_mj is not None:
+        least = ask(Objective.ENERGY, {"energy_mj": None})
+        if least.choices:
+            value = least.worst_energy_mj if settings.robust else least.energy_mj
+            if value > limits.energy_mj:
+                found.append(f"energy: at least {value} mJ is needed, the limit is {limits.energy_mj} mJ")
+    if limits.average_power_mw is not None and ask(Objective.TIME, {"average_power_mw": None}).choices:
+        least_mw = _least_power(problem, settings)
+        found.append(
+            f"average power: at least {least_mw} mW is needed, the limit is {limits.average_power_mw} mW"
+        )
+    if limits.memory_bytes is not None and ask(Objective.TIME, {"memory_bytes": None}).choices:
+        found.append(f"memory: {limits.memory_bytes} bytes are not enough for any plan")
+    return "; ".join(found) or "the limits contradict each other only in combination"
+
+
+def _least_power(problem: Problem, settings: Settings) -> int:
+    """Smallest average power any plan reaches under the other limits, by bisection on the limit (mW)."""
+    low = high = problem.limits.average_power_mw or 1
+    for _ in range(40):
+        if _possible(problem, settings, high):
+            break
+        low, high = high, high * 2
+    while high - low > max(low // 1000, 1):
+        middle = (low + high) // 2
+        if _possible(problem, settings, middle):
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _possible(problem: Problem, settings: Settings, cap_mw: int) -> bool:
+    limits: Limits = replace(problem.limits, average_power_mw=cap_mw)
+    engine = Engine(replace(problem, limits=limits, governed=False), replace(settings, tie=0.0, cpsat=False))
+    return bool(engine.solve(Objective.TIME, limits, time_limit_s=0.5).choices)
