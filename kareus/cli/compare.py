@@ -1,0 +1,143 @@
+"""`kareus compare`: every policy on the same recorded step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from kareus.cli.inputs import StepInput, add_step_arguments, read_step
+from kareus.errors import UsageError
+from kareus.plan.policies.ground import Outcome, compare_step
+from kareus.report.numbers import change, joules, ms, signed_percent
+from kareus.report.tables import console, grid
+
+COLUMNS = (
+    "",
+    "time",
+    "energy",
+    "saved at equal time",
+    "time at equal energy",
+    "power",
+    "bound",
+    "source",
+    "needs",
+)
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the subcommand."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="every policy on the same step, one table",
+        description="Compare policies on one recorded step: stock, serialised, one clock, Zeus, Perseus, "
+        "Twente, Kareus '26 and the certified solver. Figures are simulated with the same costs for all; a "
+        "policy this machine may not carry out is marked and still simulated.",
+        epilog="example: kareus compare traces/fsdp2-nvlink-default --json",
+        allow_abbrev=False,
+    )
+    add_step_arguments(parser)
+    parser.add_argument(
+        "--time-limit", type=float, default=5.0, metavar="S", help="seconds for each solve (default 5)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare and print; see the parser's help."""
+    if not 0 < args.time_limit < 1e6:
+        raise UsageError(f"--time-limit {args.time_limit:g}: expected a positive number of seconds")
+    step = read_step(args)
+    capabilities = step.traces.manifest.capabilities if step.traces.manifest else {}
+
+    def progress(name: str) -> None:
+        if sys.stderr.isatty() and not args.json:
+            print(f"comparing {name} ...", file=sys.stderr)
+
+    outcomes = compare_step(
+        step.graph, step.cost, capabilities, time_limit_s=args.time_limit, progress=progress
+    )
+    document = compare_document(outcomes, step)
+    if args.json:
+        print(json.dumps(document, indent=1))
+    else:
+        print_outcomes(document)
+    return 0
+
+
+def compare_document(outcomes: tuple[Outcome, ...], step: StepInput) -> dict[str, Any]:
+    """Return the `kareus.compare/1` document; stock comes first."""
+    stock = outcomes[0]
+    return {
+        "schema": "kareus.compare/1",
+        "rank": step.graph.rank,
+        "step": step.graph.index,
+        "measured": {"time_us": step.graph.duration_ns / 1000},
+        "costs": step.profile_note,
+        "policies": [_policy(outcome, stock) for outcome in outcomes],
+    }
+
+
+def _policy(outcome: Outcome, stock: Outcome) -> dict[str, Any]:
+    saving = None
+    if (
+        outcome.energy_j is not None
+        and outcome.time_us is not None
+        and outcome.time_us <= (stock.time_us or 0)
+    ):
+        saving = -change(stock.energy_j or 0.0, outcome.energy_j)
+    equal = outcome.equal_energy_time_us
+    return {
+        "name": outcome.name,
+        "time_us": outcome.time_us,
+        "energy_j": outcome.energy_j,
+        "saving_at_equal_time": saving,
+        "equal_energy_time_us": equal,
+        "time_change_at_equal_energy": None if equal is None else change(stock.time_us or 0, equal),
+        "average_power_w": (
+            outcome.energy_j / outcome.time_us * 1e6 if outcome.energy_j and outcome.time_us else None
+        ),
+        "bound_j": outcome.bound_j,
+        "source": "simulated",
+        "needs": list(outcome.needs),
+        "runnable": not outcome.missing,
+        "missing": outcome.missing,
+        "note": outcome.note,
+    }
+
+
+def print_outcomes(document: Mapping[str, Any]) -> None:
+    """Print the document as a table, with what the machine lacks below it."""
+    out = console()
+    rows = []
+    missing = set()
+    for policy in document["policies"]:
+        needs = ", ".join(policy["needs"]) or "nothing"
+        if policy["missing"]:
+            needs += " (not here)"
+            missing.add(policy["missing"])
+        rows.append(
+            [
+                policy["name"],
+                _shown(policy["time_us"], ms),
+                _shown(policy["energy_j"], joules),
+                _shown(policy["saving_at_equal_time"], signed_percent),
+                _shown(policy["time_change_at_equal_energy"], signed_percent),
+                _shown(policy["average_power_w"], lambda watts: f"{watts:.0f} W"),
+                _shown(policy["bound_j"], joules),
+                policy["source"],
+                needs,
+            ]
+        )
+    grid(out, COLUMNS, rows, left=(0, 7, 8))
+    recorded = ms(document["measured"]["time_us"])
+    print(f"recorded step {recorded} (measured); {document['costs']}", file=sys.stderr)
+    for reason in sorted(missing):
+        print(f"not here: {reason}; such rows are simulated all the same", file=sys.stderr)
+
+
+def _shown(value: float | None, words: Any) -> str:
+    return "-" if value is None else str(words(value))

@@ -1,0 +1,113 @@
+import argparse
+import json
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kareus.cli import compare
+from kareus.errors import UsageError
+from kareus.plan.policies.ground import compare_step
+
+pytest.importorskip("ortools")
+TRACE = Path(__file__).parents[2] / "traces/ddp-nvlink-default"
+NAMES = [
+    "stock", "serialised", "one clock", "zeus power limit", "perseus", "twente", "twente, free switching",
+    "kareus '26", "kareus", "kareus with clocks",
+]  # fmt: skip
+
+
+def parse(*arguments):
+    parser = argparse.ArgumentParser()
+    compare.add_parser(parser.add_subparsers())
+    return parser.parse_args(["compare", str(TRACE), *arguments])
+
+
+@cache
+def document():
+    step = compare.read_step(parse())
+    outcomes = compare_step(step.graph, step.cost, step.traces.manifest.capabilities, time_limit_s=3.0)
+    return compare.compare_document(outcomes, step)
+
+
+def rows():
+    return {policy["name"]: policy for policy in document()["policies"]}
+
+
+def test_every_policy_has_a_row_and_stock_comes_first():
+    assert document()["schema"] == "kareus.compare/1"
+    assert [p["name"] for p in document()["policies"]] == NAMES
+    assert {p["source"] for p in document()["policies"]} == {"simulated"}
+    json.dumps(document())
+
+
+def test_no_policy_is_slower_than_stock_where_it_claims_a_saving():
+    stock = rows()["stock"]
+    for policy in document()["policies"]:
+        if policy["saving_at_equal_time"] is not None:
+            assert policy["time_us"] <= stock["time_us"]
+            expected = 1 - policy["energy_j"] / stock["energy_j"]
+            assert policy["saving_at_equal_time"] == pytest.approx(expected)
+        if policy["name"] != "serialised":
+            assert policy["energy_j"] <= stock["energy_j"]
+            assert policy["equal_energy_time_us"] <= stock["time_us"]
+        if policy["time_us"]:
+            assert policy["average_power_w"] == pytest.approx(policy["energy_j"] / policy["time_us"] * 1e6)
+
+
+def test_a_larger_space_is_never_worse_and_bounds_hold():
+    found = rows()
+    certified = found["kareus with clocks"]
+    slack = 1.001  # what the solver may leave on the table
+    for name in ("stock", "one clock", "zeus power limit", "perseus", "twente", "kareus '26", "kareus"):
+        assert certified["energy_j"] <= found[name]["energy_j"] * slack
+        assert certified["bound_j"] <= found[name]["energy_j"]
+    assert found["twente, free switching"]["energy_j"] <= found["twente"]["energy_j"] * slack
+    assert found["twente"]["energy_j"] <= found["one clock"]["energy_j"] * slack
+    for policy in document()["policies"]:
+        if policy["bound_j"] is not None:
+            assert policy["bound_j"] <= policy["energy_j"]
+
+
+def test_what_the_machine_may_not_do_is_marked_and_still_simulated():
+    found = rows()
+    for name in ("one clock", "zeus power limit", "perseus", "twente", "kareus '26", "kareus with clocks"):
+        assert not found[name]["runnable"]
+        assert found[name]["missing"]
+        assert found[name]["energy_j"] is not None
+    assert found["stock"]["runnable"]
+    assert found["kareus"]["runnable"]
+    assert found["kareus"]["needs"] == []
+
+
+def test_command_prints_a_table_and_a_document(capsys, monkeypatch):
+    monkeypatch.setattr(compare, "compare_step", lambda *args, **kwargs: outcomes())
+    assert compare.run(parse()) == 0
+    printed = capsys.readouterr()
+    assert "saved at equal time" in printed.out
+    assert "kareus with clocks" in printed.out
+    assert "(not here)" in printed.out
+    assert "(measured)" in printed.err
+    assert compare.run(parse("--json")) == 0
+    assert json.loads(capsys.readouterr().out)["schema"] == "kareus.compare/1"
+
+
+def outcomes():
+    """The rows already computed, back from the document."""
+    from kareus.plan.policies.ground import Outcome
+
+    return tuple(
+        Outcome(
+            **{
+                k: p[k]
+                for k in ("name", "time_us", "energy_j", "equal_energy_time_us", "bound_j", "missing", "note")
+            },
+            needs=tuple(p["needs"]),
+        )
+        for p in document()["policies"]
+    )
+
+
+def test_a_senseless_time_limit_is_refused():
+    with pytest.raises(UsageError, match="positive number of seconds"):
+        compare.run(parse("--time-limit", "-1"))
