@@ -16,6 +16,8 @@ from torch import nn
 from kareus.errors import InputError, UsageError
 from kareus.runtime import ddp, fsdp2, torch_api
 from kareus.runtime.agreement import Exchange, agree, make_exchange, mismatch_error
+from kareus.runtime.clocks import MeterSampler, open_clocks, open_sampler
+from kareus.runtime.compute_sms import open_compute_sms
 from kareus.runtime.conductor import Conductor
 from kareus.runtime.divergence import Watch
 from kareus.runtime.environment import budget_problem, connection_warning
@@ -158,6 +160,7 @@ def _assemble(
         schedule=schedule, ladder=ladder, paths=paths, tally=tally, timeline=timeline, watch=watch
     )
     driver = _driver(job, conductor)
+    sampler = open_sampler(job, tally)
     settings = guard if isinstance(guard, GuardSettings) else GuardSettings(enabled=guard)
     pilot = Pilot(
         guard=Guard(settings, promised_ratio=_promised(schedule)),
@@ -167,22 +170,46 @@ def _assemble(
         timeout_s=min(60.0, timeout_s),
     )
     pilot.reason = reason
+    if driver is not None:
+        pilot.on_start = driver.prepare
     session = Session(
         job=job, mode=mode, schedule=schedule, fingerprint=mine, conductor=conductor, driver=driver,
         pilot=pilot, tally=tally, writer=RecordWriter(records, job.rank, tally),
-        sample_every=1 if job.device.type == "cpu" else 10, optimizer=optimizer, collect_dir=collect_dir,
+        sampler=sampler, sample_every=1 if job.device.type == "cpu" else 10, optimizer=optimizer,
+        collect_dir=collect_dir,
     )  # fmt: skip
-    if driver is not None:
-        driver.install()
-    watch.start()
-    session.on_detach(watch.stop)
-    _hook_optimizer(session, optimizer)
-    session.begin()
-    if mode in ("collect", "profile"):
-        from kareus.collect import start
+    try:
+        if driver is not None:
+            driver.install()
+        _add_switches(session, driver, clocks, sampler)
+        watch.start()
+        session.on_detach(watch.stop)
+        _hook_optimizer(session, optimizer)
+        session.begin()
+        if mode in ("collect", "profile"):
+            from kareus.collect import start
 
-        session.follow(start(session))
+            session.follow(start(session))
+    except BaseException:
+        session.detach()
+        raise
     return session
+
+
+def _add_switches(session: Session, driver: Any, clocks: str, sampler: MeterSampler | None) -> None:
+    """Put clocks and compute SMs in force together with the schedule, where it asks for them."""
+    schedule, job = session.schedule, session.job
+    assert job is not None
+    if schedule is None:
+        return
+    control = open_clocks(schedule, job, sampler, session.tally) if clocks == "apply" else None
+    if control is not None:
+        driver.board.install(control.points(), elsewhere=driver.points_elsewhere())
+        driver.board.listeners.append(control.on_met)
+        session.switch(control)
+    limit = open_compute_sms(schedule.compute_sm_margin, job.device, session.tally)
+    if limit is not None:
+        session.switch(limit)
 
 
 def _plain_paths() -> dict[Path, CollectivePath]:

@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kareus.errors import UsageError
 from kareus.runtime import torch_api
+from kareus.runtime.agreement import Exchange
 from kareus.runtime.conductor import Conductor, Ticket
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.launch import LaunchBoard
@@ -142,6 +143,10 @@ class DdpDriver:
         self.board.install(self.conductor.launch_points())
         self._handles.append(self.model.register_forward_pre_hook(lambda *_: self._begin_pass()))
 
+    def points_elsewhere(self) -> set[str]:
+        """Return the modules whose points are not hooked: none."""
+        return set()
+
     def _begin_pass(self) -> None:
         if self._queue:
             self.tally.add("buckets_dropped", "a backward pass ended early; its waiting buckets were dropped")
@@ -208,6 +213,9 @@ class DdpDriver:
         if ticket.decision.serialise:
             result.wait()
         return result
+
+    def prepare(self, exchange: Exchange) -> None:
+        """Nothing to agree on: buckets are issued in their own order."""
 
     def on_arm(self) -> None:
         """Nothing to switch: decisions are looked up for each bucket."""

@@ -10,16 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 
 from kareus.runtime import torch_api
+from kareus.runtime.agreement import Exchange
 from kareus.runtime.conductor import Conductor, Ticket
 from kareus.runtime.deferral import ReduceDeferral
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.launch import LaunchBoard
 from kareus.runtime.paths import scale_for
 from kareus.runtime.torch_api import AllGather, FsdpUnit, ReduceScatter
+from kareus.runtime.windows import Target, Windows, anchor_token, plan_windows, point_token
 from kareus.schedule import LaunchPoint, Path
 
 KINDS = ("all_gather", "reduce_scatter")
@@ -86,12 +89,22 @@ class Fsdp2Driver:
         self._issued: set[tuple[str, str]] = set()
         self._originals: list[tuple[FsdpUnit, Any, Any]] = []
         self._user_prefetch: list[tuple[FsdpUnit, list[Any], list[Any]]] = []
-        self._targets: dict[LaunchPoint, list[tuple[FsdpUnit, str]]] = {}
+        self._by_name = {unit.name: unit for unit in self.units}
+        self._targets: dict[str, list[Target]] = {}
+        self._windows = Windows()
+        self._tokens: list[str] = []
+        self._occurrences: dict[tuple[str, str], int] = {}
         self._compute_stream: Any = None
         self._lists_taken = False
         self._unwrap_root: Callable[[], None] = lambda: None
         self.board = LaunchBoard(
-            job.root, self.timeline, active=self._acting, tally=self.tally, on_met=self._on_met
+            job.root,
+            self.timeline,
+            active=self._acting,
+            tally=self.tally,
+            on_met=self._on_met,
+            observing=self._observing,
+            on_seen=lambda point: self._tokens.append(point_token(point)),
         )
         schedule = conductor.schedule
         self.deferral = ReduceDeferral(
@@ -133,9 +146,12 @@ class Fsdp2Driver:
             for phase in ("forward", "backward"):
                 decision = self.conductor.decision("all_gather", unit.name, phase)
                 if decision is not None and decision.launch is not None:
-                    self._targets.setdefault(decision.launch, []).append((unit, phase))
-        names = {unit.name for unit in self.units if not torch_api.missing_unit_methods(unit.group)}
-        self.board.install(self.conductor.launch_points(), elsewhere=names)
+                    self._targets.setdefault(point_token(decision.launch), []).append((unit.name, phase))
+        self.board.install(self.conductor.launch_points(), elsewhere=self.points_elsewhere())
+
+    def points_elsewhere(self) -> set[str]:
+        """Return the modules whose points the unit wrappers report."""
+        return {unit.name for unit in self.units if not torch_api.missing_unit_methods(unit.group)}
 
     def _wrap(self, unit: FsdpUnit) -> None:
         group = unit.group
@@ -143,25 +159,33 @@ class Fsdp2Driver:
 
         def pre_forward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
+            recomputing = torch_api.in_backward()
+            if not recomputing:
+                self._anchor("pre_forward", unit)
             result = originals["pre_forward"](*args, **kwargs)
-            if not torch_api.in_backward():
+            if not recomputing:
                 self._entered_forward(unit)
             return result
 
         def post_forward(*args: Any, **kwargs: Any) -> Any:
+            recomputing = torch_api.in_backward()
+            if not recomputing:
+                self._anchor("post_forward", unit)
             result = originals["post_forward"](*args, **kwargs)
-            if not torch_api.in_backward():
+            if not recomputing:
                 self.board.meet(LaunchPoint(module=unit.name, phase="forward", side="after"))
             return result
 
         def pre_backward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
+            self._anchor("pre_backward", unit)
             result = originals["pre_backward"](*args, **kwargs)
             self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="before"))
             return result
 
         def post_backward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
+            self._anchor("post_backward", unit)
             self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="after"))
             return self.deferral.post_backward(group, lambda: originals["post_backward"](*args, **kwargs))
 
@@ -181,10 +205,43 @@ class Fsdp2Driver:
     def _acting(self) -> bool:
         return self.conductor.scheduling and not torch_api.is_capturing(self.timeline.device)
 
+    def _observing(self) -> bool:
+        return self.conductor.arm == "observe" and not self.conductor.evaluating
+
+    def _anchor(self, event: str, unit: FsdpUnit) -> None:
+        """Note a unit event; issue what its window still holds."""
+        occurrence = self._occurrences.get((event, unit.name), 0)
+        self._occurrences[event, unit.name] = occurrence + 1
+        token = anchor_token(event, unit.name, occurrence)
+        if self._observing():
+            self._tokens.append(token)
+        elif self._acting():
+            for target in self._windows.before_anchor.get(token, ()):
+                self._launch(target)
+
+    def _launch(self, target: Target) -> None:
+        unit = self._by_name[target[0]]
+        if target not in self._issued and not torch_api.is_gathered(unit.group):
+            torch_api.prefetch_unshard(unit.group, target[1])
+
+    def prepare(self, exchange: Exchange) -> None:
+        """Fix the issue order of launched all-gathers from rank 0's observed pass; all ranks call it."""
+        if not self._targets:
+            return
+        tokens = msgspec.json.decode(exchange.broadcast(msgspec.json.encode(self._tokens)), type=list[str])
+        self._windows = plan_windows(tokens, self._targets)
+        for point in self._windows.dropped:
+            self.tally.add(
+                "launch_unreachable", f"launch {point} was not met; its collectives start as in stock"
+            )
+
     def _begin_pass(self) -> None:
         self.conductor.evaluating = not (self.job.root.training and torch.is_grad_enabled())
         self.board.begin_pass()
         self._issued.clear()
+        self._occurrences.clear()
+        if self._observing():
+            self._tokens.clear()
         self.deferral.begin_pass()
         if self.conductor.arm == "observe":
             self.order.clear()
@@ -233,17 +290,14 @@ class Fsdp2Driver:
                 original(group, pass_type)
 
     def _has_launch(self, unit: FsdpUnit, phase: str) -> bool:
-        decision = self.conductor.decision("all_gather", unit.name, phase)
-        return (
-            decision is not None and decision.launch is not None and decision.launch in self.board.reachable
-        )
+        return (unit.name, phase) in self._windows.launched
 
     def _on_met(self, point: LaunchPoint) -> None:
-        for unit, phase in self._targets.get(point, ()):
-            if (unit.name, phase) in self._issued:
+        token = point_token(point)
+        for target in self._windows.at_point.get(token, ()):
+            if target in self._issued and target in self._targets[token]:
                 self.conductor.measure.missed += 1
-            elif not torch_api.is_gathered(unit.group):
-                torch_api.prefetch_unshard(unit.group, phase)
+            self._launch(target)
 
     def _open(self, kind: str, unit: FsdpUnit, tensor: torch.Tensor, group: dist.ProcessGroup) -> Ticket:
         phase = torch_api.unit_phase(unit.group)

@@ -67,6 +67,7 @@ class LaunchBoard:
         root: module that launch points are named from. timeline: makes the marks.
         active: whether hooks should act now (scheduled arm, not evaluating, not capturing).
         tally: counts points that no hook can reach.
+        observing: whether hooks should only tell `on_seen` that a point was passed.
         on_met: called after a mark was recorded.
     """
 
@@ -78,12 +79,16 @@ class LaunchBoard:
         active: Callable[[], bool],
         tally: Tally,
         on_met: Callable[[LaunchPoint], None],
+        observing: Callable[[], bool] = lambda: False,
+        on_seen: Callable[[LaunchPoint], None] = lambda _: None,
     ) -> None:
         self._root, self._timeline, self._active = root, timeline, active
         self._tally, self._on_met = tally, on_met
+        self._observing, self._on_seen = observing, on_seen
         self._handles: list[RemovableHandle] = []
         self.reachable: set[LaunchPoint] = set()
         self.marks: dict[LaunchPoint, Any] = {}
+        self.listeners: list[Callable[[LaunchPoint, Any], None]] = []
 
     def install(self, points: set[LaunchPoint], *, elsewhere: set[str] = frozenset()) -> None:  # type: ignore[assignment]
         """Place hooks for the points; modules in `elsewhere` are reported by the caller itself."""
@@ -120,7 +125,7 @@ class LaunchBoard:
             self.meet(point)
 
         def attach_outputs(_: nn.Module, inputs: Any, output: Any) -> None:
-            if not self._active():
+            if not self._active() and not self._observing():
                 return
             # A tensor hook, unlike a module backward hook, adds no node to the graph.
             source = output if point.side == "before" else inputs
@@ -131,6 +136,8 @@ class LaunchBoard:
 
     def meet(self, point: LaunchPoint) -> None:
         """Record the mark of a point and tell the driver; the first time in a pass counts."""
+        if self._observing():
+            self._on_seen(point)
         if not self._active() or point in self.marks:
             return
         try:
@@ -138,6 +145,8 @@ class LaunchBoard:
         except RuntimeError as error:  # a device error surfaces in the training loop's own next call
             self._tally.add("launch_failed", f"launch point {point} could not be recorded: {error}")
             return
+        for listener in self.listeners:
+            listener(point, self.marks[point])
         self._on_met(point)
 
     def begin_pass(self) -> None:

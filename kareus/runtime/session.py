@@ -32,6 +32,16 @@ class Driver(Protocol):
         """React to a switch of the arm at a step boundary."""
 
 
+class ArmSwitch(Protocol):
+    """Something that is in force with the schedule and not with stock."""
+
+    def on_arm(self, *, scheduled: bool) -> None:
+        """Called at the step boundary where the arm changes."""
+
+    def finish(self) -> None:
+        """Called once, in detach."""
+
+
 class Sampler(Protocol):
     """Reads energy and clock of this rank's GPU."""
 
@@ -73,7 +83,8 @@ class Session:
         job: the wrapped model; None for a session that does nothing (KAREUS_DISABLE=1).
         mode: "replay", "collect", "profile" or None. schedule: the agreed one, None without.
         fingerprint: of the job. step_count: steps that ended. collect_dir: where a collector writes.
-        observed: names of the last stock step's collectives, in issue order.
+        observed, issued: names of the collectives of the last stock and of the last scheduled step, in
+            issue order.
         tally: counts of everything unusual. pilot, conductor, driver: the parts at work.
     """
 
@@ -101,10 +112,12 @@ class Session:
         self.conductor, self.driver, self.pilot = conductor, driver, pilot
         self.step_count = 0
         self.observed: tuple[CollectiveKey, ...] = ()
+        self.issued: tuple[CollectiveKey, ...] = ()
         self.notes: list[str] = []
         self._writer = writer
         self._sampler, self._sample_every = sampler, sample_every
         self._followers: list[Follower] = []
+        self._switches: list[ArmSwitch] = []
         self._undo: list[Callable[[], None]] = []
         self._open_steps: deque[_Open] = deque()
         self._why_inactive = why_inactive
@@ -143,6 +156,17 @@ class Session:
         """Tell a follower of every step boundary from now on."""
         self._followers.append(follower)
 
+    def switch(self, switch: ArmSwitch) -> None:
+        """Put something in force together with the schedule."""
+        self._switches.append(switch)
+
+    def _switch_arm(self) -> None:
+        assert self.conductor is not None
+        if self.driver is not None:
+            self.driver.on_arm()
+        for switch in self._switches:
+            switch.on_arm(scheduled=self.conductor.arm == "scheduled")
+
     def on_detach(self, undo: Callable[[], None]) -> None:
         """Run something in detach, last registered first."""
         self._undo.append(undo)
@@ -176,6 +200,8 @@ class Session:
             self._energy_j = now
         if arm != "scheduled":
             self.observed = tuple(issues.keys)
+        else:
+            self.issued = tuple(issues.keys)
         self._open_steps.append(
             _Open(
                 index=self.step_count, arm=arm, start=self._start, end=end, measure=measure, issues=issues,
@@ -188,8 +214,8 @@ class Session:
         self.step_count += 1
         conductor.arm = pilot.next_arm(facts)
         conductor.sampling = self.step_count % self._sample_every == 0
-        if conductor.arm != arm and self.driver is not None:
-            self.driver.on_arm()
+        if conductor.arm != arm:
+            self._switch_arm()
         for follower in self._followers:
             follower.on_step(index)
 
@@ -255,6 +281,7 @@ class Session:
             self.conductor.arm = "stock"
         self.report()
         steps: list[Callable[[], None]] = [f.finish for f in self._followers]
+        steps += [s.finish for s in self._switches]
         if self.driver is not None:
             steps += [self.driver.on_arm, self.driver.uninstall]
         steps += list(reversed(self._undo))

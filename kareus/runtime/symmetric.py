@@ -62,7 +62,7 @@ class SymmetricPath:
     ) -> None:
         self._lanes, self._device = lanes, device
         self._timeout_ms = int(timeout_s * 1000)
-        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         self.memory_bytes = sum(lane.slot_bytes * SLOTS for lane in lanes.values())
 
     def supports(self, kind: str, num_bytes: int, group: dist.ProcessGroup) -> bool:
