@@ -116,7 +116,7 @@ class _Assembly:
         collectives = self._collectives(ops, regions, rules, comm, steps)
         compute_stream = compute_stream_of(ops)
         ops = replace(ops, alone_ns=alone_durations(ops, _places(ops, steps)))
-        waits = find_waits(ops, [c.kind for c in collectives], regions, raw.calls, raw.sync, compute_stream)
+        waits = find_waits(ops, collectives, regions, raw.calls, raw.sync, compute_stream)
         self._report_unknown(ops, name)
         rank, world = self._rank()
         info = raw.header.get("distributedInfo") or {}

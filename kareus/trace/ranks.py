@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -20,7 +20,16 @@ from kareus.errors import InputError
 from kareus.trace.jsonstream import EventStream
 from kareus.trace.kineto import _RANK_IN_NAME, read_trace
 from kareus.trace.manifest import FILE_NAME, Manifest
-from kareus.trace.types import I64, CollectiveKind, OpKind, PowerSamples, Trace, TraceWarning
+from kareus.trace.types import (
+    I64,
+    CollectiveKind,
+    CollectiveOp,
+    OpKind,
+    OpTable,
+    PowerSamples,
+    Trace,
+    TraceWarning,
+)
 
 LOADED_AT_ONCE = 2  # a trace of a large job is tens of megabytes of columns; keep the pair being compared
 ALIGNABLE = {CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE,
@@ -250,17 +259,16 @@ def _missing(
     )
 
 
-def _table(
-    trace: Trace, facts: dict[tuple[object, ...], tuple[CollectiveKind, int, str]]
-) -> dict[tuple[object, ...], tuple[int, int]]:
-    """Collectives of one rank: key -> (start, end). The key is the same on every rank of the group.
+def match_keys(ops: OpTable, collectives: Sequence[CollectiveOp]) -> dict[tuple[object, ...], int]:
+    """Return the op of each collective by a key that is the same on every rank of its group.
 
     Sequence numbers identify a collective where recorded; else its kind, size and order in the group.
+    Copy-engine copies and groups of one rank are left out: nobody meets in them.
     """
     counts: dict[tuple[object, ...], int] = defaultdict(int)
-    table: dict[tuple[object, ...], tuple[int, int]] = {}
-    for op in np.flatnonzero(trace.ops.kind == OpKind.COLLECTIVE):
-        collective = trace.collectives[int(trace.ops.collective[op])]
+    found: dict[tuple[object, ...], int] = {}
+    for op in np.flatnonzero(ops.kind == OpKind.COLLECTIVE):
+        collective = collectives[int(ops.collective[op])]
         if collective.path == "copy_engine" or (collective.group and len(collective.group) == 1):
             continue
         group: object = collective.group or collective.group_name
@@ -270,6 +278,17 @@ def _table(
             base = (group, collective.kind, collective.num_bytes)
             counts[base] += 1
             key = (*base, counts[base])
+        found[key] = int(op)
+    return found
+
+
+def _table(
+    trace: Trace, facts: dict[tuple[object, ...], tuple[CollectiveKind, int, str]]
+) -> dict[tuple[object, ...], tuple[int, int]]:
+    """Collectives of one rank: key -> (start, end)."""
+    table: dict[tuple[object, ...], tuple[int, int]] = {}
+    for key, op in match_keys(trace.ops, trace.collectives).items():
+        collective = trace.collectives[int(trace.ops.collective[op])]
         facts.setdefault(key, (collective.kind, collective.num_bytes, collective.unit))
         table[key] = int(trace.ops.start_ns[op]), int(trace.ops.end_ns[op])
     return table

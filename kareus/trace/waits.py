@@ -3,7 +3,7 @@
 Three sources, each edge marked with its provenance:
 
 * TRACED: the profiler recorded sync events (`enable_cuda_sync_events`, which `kareus collect` turns on).
-* ASSUMED: FSDP2's and DDP's own structure. FSDP2 gathers a unit behind its copy-in and copies out behind
+* ASSUMED: NCCL's order inside a communicator, and FSDP2's and DDP's own structure. FSDP2 gathers a unit behind its copy-in and copies out behind
   the gather; a reduce-scatter follows its gradient copy-in, and the next copy-in waits for it (torch up to
   2.12 keeps one reduce-scatter in flight); the optimizer waits for all of them.
 * INFERRED: default profiler settings record `cudaStreamWaitEvent` calls without saying what they wait for.
@@ -13,10 +13,12 @@ Three sources, each edge marked with its provenance:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kareus.trace.regions import ROLE_COPY_OUT, ROLE_GATHER, ROLE_REDUCE, Regions
-from kareus.trace.types import I64, CollectiveKind, OpKind, OpTable, Phase, Provenance
+from kareus.trace.types import I64, CollectiveKind, CollectiveOp, OpKind, OpTable, Phase, Provenance
 
 OVERLAP_TOLERANCE_NS = 1_000  # timestamps of different streams agree to well under a microsecond
 
@@ -25,7 +27,7 @@ Edge = tuple[int, int, int]
 
 def find_waits(
     ops: OpTable,
-    collective_kinds: list[CollectiveKind],
+    collectives: Sequence[CollectiveOp],
     regions: Regions,
     calls: I64,
     sync: I64,
@@ -34,7 +36,7 @@ def find_waits(
     """Return event edges as rows (source op, target op, Provenance), int64[n, 3], without repeats.
 
     Args:
-        ops: by start. collective_kinds: of `ops.collective` rows.
+        ops: by start. collectives: rows that `ops.collective` points at.
         regions: where launches lie. calls: runtime calls (start, end, thread, correlation, kind).
         sync: (time, stream, wait_on_stream, record correlation) of sync records.
         compute_stream: stream id of the model's compute.
@@ -45,7 +47,8 @@ def find_waits(
     if regions.has_fsdp:
         edges += _fsdp(ops, regions, compute_stream)
     elif regions.has_ddp:
-        edges += _ddp(ops, collective_kinds, compute_stream)
+        edges += _ddp(ops, collectives, compute_stream)
+    edges += _communicators(ops, collectives)
     if not len(sync) and not regions.has_fsdp and not regions.has_ddp:
         edges += _inferred(ops, calls)
     return _unique(ops, edges)
@@ -93,23 +96,40 @@ def _launch_order_of(ops: OpTable, stream: int) -> I64:
 
 
 def _fsdp(ops: OpTable, regions: Regions, compute_stream: int) -> list[Edge]:
+    """FSDP2's own waits (torch 2.9 to 2.14, `_fsdp_param_group.py` and `_fsdp_state.py`).
+
+    A copy-in waits for a copy-out two units back in forward (the buffers of the unit before may still be
+    read), for the last copy-out at the turn to backward, and for the newest copy-out inside backward.
+    """
     edges: list[Edge] = []
     gathered: dict[int, int] = {}  # unit -> its newest all-gather
     copied_in: dict[int, list[int]] = {}  # label -> copy-in ops launched under it so far
     reduce_tail: dict[int, int] = {}  # streams of reduce work -> newest op there
     last_reduce_label, last_compute = -1, -1
+    copied_out: list[tuple[int, int]] = []  # (label, its last op), newest last
+    freed = -1  # copy-out whose event the gather streams were told to wait for
     collective = ops.kind == OpKind.COLLECTIVE
     for row in _launch_order(ops):
         op, role, label, unit = int(row), regions.role[row], int(regions.label[row]), int(regions.unit[row])
         on_compute = ops.stream[op] == compute_stream
+        backward = ops.phase[op] == Phase.BACKWARD
         if role == ROLE_GATHER:
             if collective[op]:
                 edges += [(source, op, Provenance.ASSUMED) for source in copied_in.get(label, [])[-1:]]
                 gathered[unit] = op
-            else:
+            elif not on_compute:
+                if label not in copied_in:
+                    source = copied_out[-1][1] if backward and copied_out else freed
+                    edges += [(source, op, Provenance.ASSUMED)] if source >= 0 else []
                 copied_in.setdefault(label, []).append(op)
-        elif role == ROLE_COPY_OUT and unit in gathered:
-            edges.append((gathered.pop(unit), op, Provenance.ASSUMED))
+        elif role == ROLE_COPY_OUT:
+            if unit in gathered:
+                edges.append((gathered.pop(unit), op, Provenance.ASSUMED))
+            if copied_out and copied_out[-1][0] == label:
+                copied_out[-1] = label, op
+            else:
+                freed = copied_out[-1][1] if copied_out else -1
+                copied_out.append((label, op))
         elif role == ROLE_REDUCE:
             if on_compute and label != last_reduce_label:
                 edges += [(tail, op, Provenance.ASSUMED) for tail in reduce_tail.values()]
@@ -126,7 +146,7 @@ def _fsdp(ops: OpTable, regions: Regions, compute_stream: int) -> list[Edge]:
     return edges
 
 
-def _ddp(ops: OpTable, kinds: list[CollectiveKind], compute_stream: int) -> list[Edge]:
+def _ddp(ops: OpTable, collectives: Sequence[CollectiveOp], compute_stream: int) -> list[Edge]:
     """A bucket is reduced behind the newest compute launched before it; what comes after backward waits
     for every bucket (DDP's finalize waits for all of them on the compute stream)."""
     edges: list[Edge] = []
@@ -137,13 +157,28 @@ def _ddp(ops: OpTable, kinds: list[CollectiveKind], compute_stream: int) -> list
         if ops.kind[op] == OpKind.COLLECTIVE:
             if last_compute >= 0:
                 edges.append((last_compute, op, Provenance.ASSUMED))
-            if kinds[int(ops.collective[op])] == CollectiveKind.ALL_REDUCE:
+            if collectives[int(ops.collective[op])].kind == CollectiveKind.ALL_REDUCE:
                 pending.append(op)
         elif ops.stream[op] == compute_stream:
             if pending and ops.phase[op] != Phase.BACKWARD:
                 edges += [(source, op, Provenance.ASSUMED) for source in pending]
                 pending = []
             last_compute = op
+    return edges
+
+
+def _communicators(ops: OpTable, collectives: Sequence[CollectiveOp]) -> list[Edge]:
+    """NCCL runs the kernels of one communicator one at a time in launch order, whatever their streams."""
+    edges: list[Edge] = []
+    newest: dict[str, int] = {}
+    for row in _launch_order(ops):
+        op = int(row)
+        if ops.kind[op] != OpKind.COLLECTIVE or collectives[int(ops.collective[op])].path != "nccl":
+            continue
+        group = collectives[int(ops.collective[op])].group_name
+        if group and group in newest:
+            edges.append((newest[group], op, Provenance.ASSUMED))
+        newest[group] = op
     return edges
 
 
