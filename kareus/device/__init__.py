@@ -10,6 +10,7 @@ logged once and counted.
 from kareus.device.energy import EnergyMeter, EnergyReading, EnergySnapshot, open_meter
 from kareus.device.governor import Event, Governor, GovernorReport
 from kareus.device.gpu import Gpu
+from kareus.device.manifest import findings
 from kareus.device.sampler import Sampler
 
 __all__ = [
@@ -21,5 +22,6 @@ __all__ = [
     "GovernorReport",
     "Gpu",
     "Sampler",
+    "findings",
     "open_meter",
 ]

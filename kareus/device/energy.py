@@ -23,6 +23,7 @@ logger = logging.getLogger("kareus.device")
 
 SHORT_WINDOW_PERIODS = 20
 STALL_PERIODS = 5  # a counter unchanged for so long while power is drawn does not work
+GAP_PERIODS = 10  # sampling periods without a power reading before a window is flagged
 DISAGREEMENT = 0.10  # share by which counter and integrated power may differ before it is flagged
 
 Source = Literal["counter", "power", "none"]
@@ -130,8 +131,8 @@ class EnergyMeter:
         if not self.owner:
             return EnergyReading(energy_j=None, seconds=seconds, source="none", flags=(*flags, "not_owner"))
         counter_j = self._counter_j(start, end, seconds, self._sampler.counter_backsteps - backsteps, flags)
-        power_j = self._sampler.energy_between_j(start, end)
-        if power_j is None and self.has_power:
+        power_j, gap_s = self._sampler.energy_between_j(start, end)
+        if self.has_power and (power_j is None or gap_s > GAP_PERIODS * self._sampler.period_s):
             flags.append("power_gap")
         return self._choose(counter_j, power_j, seconds, flags)
 

@@ -21,7 +21,7 @@ from typing import Literal, Protocol
 from kareus.device.claim import Claim, ClaimRefused
 from kareus.device.follow import RegionFollower
 from kareus.device.gpu import Gpu, HasGpu, event_names
-from kareus.device.nvml import NO_PERMISSION, Failure, rank_prefix
+from kareus.device.nvml import ABSENT, NO_PERMISSION, Failure, rank_prefix
 from kareus.device.permissions import preflight
 from kareus.device.readback import ReadBack, Verdict
 from kareus.device.restore import ExitHook
@@ -108,6 +108,7 @@ class Governor:
         self._pid = os.getpid()
         self._stopped = False
         self._advised: set[int] = set()
+        self._refused: set[str] = set()
         self._entered = self._sets = self._unchanged = self._failures = self._dropped = self._in_a_row = 0
         self._verdicts: dict[str, int] = {}
         self._switch_times: list[float] = []
@@ -146,7 +147,7 @@ class Governor:
     def stop(self, timeout_s: float = 10.0) -> GovernorReport:
         """Undo everything and end; safe to call twice. Returns within about `timeout_s` whatever happens."""
         thread = self._thread
-        if thread is not None and not self._stopped and os.getpid() == self._pid:
+        if thread is not None and thread is not threading.current_thread() and os.getpid() == self._pid:
             self._stopped = True
             self._inbox.put(None)
             thread.join(timeout_s)
@@ -196,11 +197,11 @@ class Governor:
             self._give_up(f"the clock governor stopped: {type(error).__name__}: {error}")
         finally:
             self._stopped = True
-            for failure in self._claim.release():
-                self._failures += 1
-                logger.warning(
-                    "%snot restored: %s. Run `kareus reset-clocks` as root.", rank_prefix(), failure
-                )
+            failures = self._claim.release()
+            if failures:
+                self._failures += len(failures)
+                what = f"{failures[0]}; {len(failures)} settings of {self._gpu.name} may remain"
+                logger.warning("%snot restored: %s. Run `kareus reset-clocks` as root.", rank_prefix(), what)
 
     def _step(self) -> bool:
         if not self._receive():
@@ -254,7 +255,7 @@ class Governor:
     def _apply(self, region: int) -> bool:
         """Bring a region's settings into force; False to give up."""
         wanted = self._in_force.merged(settings_of(self._regions[region], self._gpu))
-        changes = wanted.changes_from(self._in_force)
+        changes = [name for name in wanted.changes_from(self._in_force) if name not in self._refused]
         now_s = time.monotonic()
         if not changes:
             self._unchanged += 1
@@ -277,33 +278,35 @@ class Governor:
 
     def _set(self, region: int, wanted: Settings, changes: Sequence[str]) -> bool:
         before_mhz = self._gpu.sm_clock_mhz() if "sm_clock_mhz" in changes else None
+        done, failed = [], None
         for name in changes:
             failure = self._claim.set(name, getattr(wanted, name))
-            if failure is not None:
-                return self._set_failed(region, failure)
-            self._in_force = self._in_force.with_value(name, getattr(wanted, name))
-            self._sets += 1
-        self._in_a_row = 0
+            if failure is None:
+                self._in_force = self._in_force.with_value(name, getattr(wanted, name))
+                done.append(name)
+                continue
+            self._failures += 1
+            if failure.code in ABSENT:  # this card will never do it: carry out the rest without it
+                self._refused.add(name)
+            else:
+                failed = failure
+        self._sets += len(done)
         now_s = time.monotonic()
         self._follower.has_applied(region, now_s)
-        if self._readback is not None:
-            self._count(Verdict.UNJUDGED)
-            self._readback = None
-        if wanted.sm_clock_mhz is not None and "sm_clock_mhz" in changes:
+        if "sm_clock_mhz" in done and wanted.sm_clock_mhz is not None:
+            if self._readback is not None:
+                self._count(Verdict.UNJUDGED)
             self._readback = ReadBack(target_mhz=wanted.sm_clock_mhz, before_mhz=before_mhz, set_s=now_s)
-        for text in self._claim.differences(wanted, changes):
+        for text in self._claim.differences(wanted, done):
             self._count(Verdict.NOT_TAKEN, text)
-        return True
+        self._in_a_row = 0 if failed is None else self._in_a_row + 1
+        return failed is None or self._may_retry(failed)
 
-    def _set_failed(self, region: int, failure: Failure) -> bool:
-        self._failures += 1
-        self._in_a_row += 1
-        # Its dwell passes before the next try, so a driver that refuses is not asked in a loop.
-        self._follower.has_applied(region, time.monotonic())
-        self._follower.applied = None
+    def _may_retry(self, failure: Failure) -> bool:
         if failure.code == NO_PERMISSION or self._in_a_row >= MAX_FAILURES or self._gpu.lost:
             self._give_up(f"clocks are left alone from here on: {failure}", level=logging.INFO)
             return False
+        self._follower.applied = None  # tried again after the dwell, so a driver is not asked in a loop
         return True
 
     def _look_back(self) -> None:

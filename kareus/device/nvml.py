@@ -127,7 +127,9 @@ class Nvml:
             return outcome
         return None
 
-    def call(self, function: str, *args: Any, optional: bool = False) -> Any | Failure:
+    def call(
+        self, function: str, *args: Any, optional: bool = False, expected: int | None = None
+    ) -> Any | Failure:
         """Call one NVML function.
 
         Args:
@@ -135,6 +137,7 @@ class Nvml:
             args: its arguments.
             optional: the caller only asks whether there is such a thing: answers in `ABSENT` are counted
                 and not logged.
+            expected: a code that is an ordinary answer to this call, treated likewise.
 
         Returns:
             The function's value, or a Failure; never raises.
@@ -146,11 +149,14 @@ class Nvml:
             return getattr(self._module, function)(*args)
         except self._module.NVMLError as error:
             code = int(error.value)
-            return self.note(function, code, quiet=optional and code in ABSENT)
+            return self.note(function, code, quiet=code == expected or (optional and code in ABSENT))
         except AttributeError:
             return self.note(function, FUNCTION_NOT_FOUND, quiet=optional)
         except Exception as error:  # a damaged driver may return bytes that do not decode: still not fatal
-            return self.note(function, UNKNOWN, f"{type(error).__name__}: {error}")
+            # nvidia-ml-py raises a class of its own where the driver has only other versions of a function
+            missing = type(error).__name__ == "NVMLLibraryMismatchError"
+            code = FUNCTION_NOT_FOUND if missing else UNKNOWN
+            return self.note(function, code, f"{type(error).__name__}: {error}", quiet=missing and optional)
 
     def note(self, function: str, code: int, detail: str = "", *, quiet: bool = False) -> Failure:
         """Count a failure; log the first one of each code, so that a lost GPU says so once."""

@@ -115,28 +115,23 @@ class Sampler:
                 self._last_good = sample
             return sample
 
-    def energy_between_j(self, start: Sample, end: Sample) -> float | None:
-        """Return the integrated power between two samples, J.
+    def energy_between_j(self, start: Sample, end: Sample) -> tuple[float | None, float]:
+        """Return the integrated power between two samples, J, and the longest time without a reading, s.
 
-        None where either has no power reading, or readings were missing for more than ten periods in
-        between (the integral would be a guess).
+        The energy is None where either end has no power reading or lies before the oldest sample kept.
         """
         if start.power_mw is None or end.power_mw is None:
-            return None
-        longest_ns = 10 * self.period_s * 1e9
+            return None, 0.0
+        longest_ns, later_ns = 0, end.monotonic_ns
         with self._lock:
-            later_ns = end.monotonic_ns
             for sample in reversed(self._samples):
                 if sample.monotonic_ns > end.monotonic_ns or sample.power_mw is None:
                     continue
-                if later_ns - sample.monotonic_ns > longest_ns:
-                    return None
+                longest_ns = max(longest_ns, later_ns - sample.monotonic_ns)
                 later_ns = sample.monotonic_ns
                 if sample.monotonic_ns <= start.monotonic_ns:
-                    break
-            else:
-                return None  # the window began before the oldest sample kept
-        return (end.integral_mj - start.integral_mj) / 1e3
+                    return (end.integral_mj - start.integral_mj) / 1e3, longest_ns / 1e9
+        return None, 0.0
 
     def _run(self) -> None:
         # Fixed rate from the start, so that sampling does not lock onto a step's period by drifting.

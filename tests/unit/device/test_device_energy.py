@@ -31,7 +31,8 @@ def test_counter_window_agrees_with_the_energy_spent(fake, meter):
     time.sleep(0.3)
     reading = meter.end("w")
     spent = true_j(fake, before)
-    assert (reading.source, reading.flags) == ("counter", ())
+    assert reading.source == "counter"
+    assert set(reading.flags) <= {"power_gap"}  # the sampling thread may starve on a busy machine
     assert abs(reading.energy_j - spent) <= reading.uncertainty_j + 0.02 * spent
     assert reading.uncertainty_j == pytest.approx(reading.energy_j / reading.seconds * 0.01)
     assert reading.power_to_counter == pytest.approx(1, abs=0.08)
@@ -88,9 +89,18 @@ def test_short_windows_are_flagged_and_an_unmoved_counter_is_not_zero(fake, nvml
     meter.begin("w")
     time.sleep(0.03)
     reading = meter.end("w")
-    assert (reading.source, reading.flags) == ("power", ("short",))
+    assert (reading.source, "short" in reading.flags) == ("power", True)
     assert reading.energy_j > 0
     meter.close()
+
+
+def test_a_gap_in_the_samples_is_flagged(fake, meter):
+    meter.begin("w")
+    meter._sampler.stop()
+    time.sleep(0.15)
+    reading = meter.end("w")
+    assert "power_gap" in reading.flags
+    assert reading.power_to_counter is None or reading.power_to_counter == pytest.approx(1, abs=0.2)
 
 
 def test_a_counter_that_runs_backwards_is_never_negative(fake, meter):

@@ -168,9 +168,18 @@ def test_a_set_that_fails_never_reaches_training(fake, gpu, caplog, code):
     report = governor.stop()
     assert report.failures >= 1
     assert report.sets == 0
-    assert not report.active
     assert report.restored == (code != 15)
     assert len([r for r in caplog.records if "nvmlDeviceSetGpuLockedClocks" in r.message]) == 1
+
+
+def test_a_knob_the_card_lacks_does_not_take_the_others_away(fake, gpu):
+    fake.fail("nvmlDeviceSetMemoryLockedClocks", 3)
+    governor = quick(gpu, [ClockRegion(sm_clock_mhz=1200, memory_clock_mhz=2201, power_limit_w=500.0)])
+    until(lambda: fake.get("sm_lock_mhz") == 1200)
+    time.sleep(0.2)
+    assert governor.active
+    report = governor.stop()
+    assert (report.sets, report.failures) == (2, 1)
 
 
 def test_without_permission_nothing_starts_and_the_remedy_is_named(fake, gpu, monkeypatch, caplog):

@@ -117,10 +117,12 @@ def save(moment, runs, changed, times):
     directory = os.environ.get("KAREUS_KILL_RESULTS")
     if directory:
         document = {
-            "schema": "kareus.bench.kill/1", "moment": moment, "num_kills": runs, "num_with_clocks_changed": changed,
-            "restored_after_s": times, "device": "fake NVML, 6 ms switching time", "machine": platform.platform(),
+            "schema": "kareus.bench.kill/1", "moment": moment, "num_kills": runs,
+            "num_with_clocks_changed": changed,
+            "restored_after_s": times, "device": "fake NVML, 6 ms switching time",
+            "machine": platform.platform(),
             "num_cpus": os.cpu_count(), "python": platform.python_version(),
-            "command": f"KAREUS_KILL_RUNS={os.environ.get('KAREUS_KILL_RUNS', '20')} pytest {Path(__file__).name}",
+            "command": f"KAREUS_KILL_RUNS={os.environ.get('KAREUS_KILL_RUNS', '20')} pytest -k killed_at",
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         }  # fmt: skip
         name = f"device_kill_{moment.replace(' ', '_')}.json"
