@@ -197,13 +197,21 @@ def plan_pipeline(
 
 
 def _table(options: Sequence[StageOption], blocking_w: float, unit_s: float | None) -> Table:
-    def time_us(option: StageOption) -> float:
-        if unit_s is None:
-            return option.time_s * 1e6
-        return max(math.floor(option.time_s / unit_s + 1e-9), 1) * unit_s * 1e6
-
-    return make_table(
-        (time_us(o) for o in options), ((o.energy_j - blocking_w * o.time_s) * 1e3 for o in options)
+    times = [o.time_s * 1e6 for o in options]
+    costs = [(o.energy_j - blocking_w * o.time_s) * 1e3 for o in options]
+    table = make_table(times, costs)
+    if unit_s is None:
+        return table
+    # As in lowtime, the fastest option of each unit stands for it: its time is the closest to the unit's.
+    unit_us = unit_s * 1e6
+    floored: dict[int, int] = {}
+    for origin in table.origin.tolist():
+        floored.setdefault(max(math.floor(times[origin] / unit_us + 1e-9), 1), origin)
+    rows = list(floored.values())
+    return Table(
+        time_us=np.array([round(units * unit_us) for units in floored], np.int64),
+        energy_mj=np.array([costs[row] for row in rows]),
+        origin=np.array(rows, np.int64),
     )
 
 
