@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from solver.slack_round import Graph, improve, round_plans
+from solver.slack_round import Graph, finish_plans, improve, round_plans
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -159,8 +159,15 @@ def slack_frontier(
     energies = [t.energy_mj for t in problem.tables]
     plans, prices, lagrange = _vertices(problem, graph, tolerance, progress)
     duration = _between(plans, points)
-    makespan, energy, choices = round_plans(graph, problem.table_of, times, energies, duration)
-    makespan, energy, choices = _pareto(makespan, energy, choices)
+    rounded = round_plans(graph, problem.table_of, times, energies, duration)
+    swept = finish_plans(
+        graph, problem.table_of, times, energies, _sweeps(plans, problem.table_of, times, points)
+    )
+    makespan, energy, choices = _pareto(
+        np.concatenate([rounded[0], swept[0]]),
+        np.concatenate([rounded[1], swept[1]]),
+        np.concatenate([rounded[2], swept[2]]),
+    )
     makespan, energy, choices = _pareto(*improve(graph, problem.table_of, times, energies, makespan, choices))
     return SlackFrontier(
         time_us=makespan,
@@ -180,6 +187,7 @@ class _Vertex:
     lagrange_mj: float
     makespan_us: float
     duration_us: Floats
+    start_us: Floats
 
     @property
     def energy_mj(self) -> float:
@@ -195,10 +203,16 @@ def _vertices(
     flow = SlackFlow(problem.tables, problem.table_of, graph)
 
     def vertex(price_mw: float) -> _Vertex:
-        exact_price, watts, duration = flow.solve(price_mw)
+        exact_price, watts, duration, start = flow.solve(price_mw)
         makespan = graph.makespan(duration[:, None])[0]
         lagrange = _lagrange(problem, graph, watts, exact_price, flow.edge_flow_mw)
-        return _Vertex(price_mw=exact_price, lagrange_mj=lagrange, makespan_us=makespan, duration_us=duration)
+        return _Vertex(
+            price_mw=exact_price,
+            lagrange_mj=lagrange,
+            makespan_us=makespan,
+            duration_us=duration,
+            start_us=start,
+        )
 
     fastest = np.array([[problem.tables[k].time_us[0]] for k in problem.table_of], np.float64)
     least = graph.makespan(fastest)[0]
@@ -284,6 +298,37 @@ def _between(vertices: list[_Vertex], points: int) -> Floats:
     share = ((at - arc[left]) / (arc[left + 1] - arc[left]))[:, None]
     plans: Floats = np.array((duration[left] * (1 - share) + duration[left + 1] * share).T, order="C")
     return plans
+
+
+def _sweeps(vertices: list[_Vertex], table_of: Ints, times: list[Floats], points: int) -> NDArray[np.int16]:
+    """int16[n, q]: plans that are a slower vertex up to some moment of the step and a faster one after it.
+
+    A path crosses from one vertex's schedule to the other's once, so its length errs by one operation at
+    most, however long it is. The other way round (fast first) is made too.
+    """
+    spread = [b.makespan_us - a.makespan_us for a, b in itertools.pairwise(vertices)]
+    drop = [a.energy_mj - b.energy_mj for a, b in itertools.pairwise(vertices)]
+    whole_t, whole_e = max(sum(spread), 1e-9), max(sum(drop), 1e-9)
+    options = [
+        np.array(
+            [
+                np.searchsorted(times[k], t + 1e-3, side="right") - 1
+                for k, t in zip(table_of, v.duration_us, strict=True)
+            ],
+            np.int16,
+        )
+        for v in vertices
+    ]
+    plans = [np.stack(options, axis=1)]
+    for i, (fast, slow) in enumerate(itertools.pairwise(vertices)):
+        count = round(points / 2 * (spread[i] / whole_t + drop[i] / whole_e) / 2) + 1
+        moment = fast.start_us / max(fast.makespan_us, 1.0) + slow.start_us / max(slow.makespan_us, 1.0)
+        cuts = np.unique(moment)
+        cuts = cuts[np.unique(np.linspace(0, len(cuts) - 1, count).round().astype(int))]
+        early = moment[:, None] < cuts[None, :]
+        first, second = options[i][:, None], options[i + 1][:, None]
+        plans += [np.where(early, second, first), np.where(early, first, second)]
+    return np.concatenate(plans, axis=1)
 
 
 def _pareto(

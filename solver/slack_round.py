@@ -135,9 +135,7 @@ def round_plans(
         down, above, share = _neighbours(table_of, times, subset, duration)
         for least, width in thresholds:
             choices = np.where(share > least + width * spread, above, down)
-            makespan = graph.makespan(_durations(table_of, times, choices))
-            choices = spend_slack(graph, table_of, times, choices, makespan)
-            parts.append((makespan, _energy(table_of, energies, choices), choices.T))
+            parts.append(finish_plans(graph, table_of, times, energies, choices))
     deadline = graph.makespan(duration)
     for turned in (graph, graph.reverse()):
         choices = down
@@ -153,6 +151,15 @@ def round_plans(
         np.concatenate([p[1] for p in parts]),
         np.concatenate([p[2] for p in parts]),
     )
+
+
+def finish_plans(
+    graph: Graph, table_of: Ints, times: list[Floats], energies: list[Floats], choices: Choices
+) -> tuple[Floats, Floats, Choices]:
+    """Spend the slack of plans [n, p] within their makespans; returns makespan, energy, choices [p, n]."""
+    makespan = graph.makespan(_durations(table_of, times, choices))
+    choices = spend_slack(graph, table_of, times, choices, makespan)
+    return makespan, _energy(table_of, energies, choices), choices.T
 
 
 def _neighbours(

@@ -77,7 +77,7 @@ class SlackFlow:
         )
         self.edge_flow_mw: Floats = np.zeros(len(graph.edges))
 
-    def solve(self, price_mw: float) -> tuple[float, Floats, Floats]:
+    def solve(self, price_mw: float) -> tuple[float, Floats, Floats, Floats]:
         """Solve for one price.
 
         Args:
@@ -85,7 +85,7 @@ class SlackFlow:
 
         Returns:
             (the price after rounding to flow units, float64[n] flow of each operation in mW,
-            float64[n] durations in us of an optimal relaxed plan).
+            float64[n] durations in us of an optimal relaxed plan, float64[n] its earliest starts).
 
         Raises:
             ArithmeticError: the flow solver failed.
@@ -104,7 +104,8 @@ class SlackFlow:
         self.edge_flow_mw = over_edges.astype(np.float64) * self._unit_mw
         event = self._events(flow)
         duration = event[1:-2:2] - event[0:-2:2]
-        return value * self._unit_mw, watts, np.clip(duration, self._shortest, self._longest)
+        duration = np.clip(duration, self._shortest, self._longest)
+        return value * self._unit_mw, watts, duration, event[0:-2:2]
 
     def _events(self, flow: Ints) -> Floats:
         """Event times of an optimal relaxed plan: longest distances in the residual network."""
