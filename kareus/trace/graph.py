@@ -108,4 +108,5 @@ def _wait_edges(waits: I64, local: I64) -> list[tuple[int, int, int, int]]:
 
 def is_work(ops: OpTable) -> np.ndarray:
     """True for ops that are compute in the sense of a step's breakdown: everything but collectives."""
-    return (ops.kind != OpKind.COLLECTIVE) & ((ops.flags & OpFlag.ZERO_DURATION) == 0)
+    work: np.ndarray = (ops.kind != OpKind.COLLECTIVE) & ((ops.flags & OpFlag.ZERO_DURATION) == 0)
+    return work

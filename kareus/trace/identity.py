@@ -50,8 +50,9 @@ def fingerprint(graph: StepGraph, conditions: dict[str, str] | None = None) -> F
         units = (UnitShape(name="", numel=sum(c.numel for c in reduced), dtype=dtype),)
     else:
         raise InputError(
-            f"rank {graph.rank}, step {graph.index}: expected FSDP2 unit annotations or DDP all-reduces, found "
-            f"neither among {len(graph.collectives)} collectives; record with `kareus run --collect DIR -- torchrun ...`"
+            f"rank {graph.rank}, step {graph.index}: expected FSDP2 unit annotations or DDP all-reduces, "
+            f"found neither among {len(graph.collectives)} collectives; record with "
+            "`kareus run --collect DIR -- torchrun ...`"
         )
     return Fingerprint(
         wrapper="fsdp2" if graph.wrapper == "fsdp2" else "ddp",

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import gc
 import gzip
-import io
 import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import msgspec
 
 from kareus.errors import InputError
+from kareus.trace.foreign import what_it_is
 
 CHUNK_BYTES = 4 << 20
 HEADER_LIMIT_BYTES = 64 << 20  # pg_config of a large job can be megabytes; a header beyond this is no trace
@@ -63,7 +63,7 @@ class ExactEvent(msgspec.Struct, gc=False):
 
 @dataclass
 class Damage:
-    """What was lost while reading: event counts by cause, and where the file stopped early ("" it did not)."""
+    """What was lost while reading: event counts by cause, and where the file stopped early ("": nowhere)."""
 
     dropped: int = 0
     mended: int = 0
@@ -114,16 +114,15 @@ class EventStream:
             return text.lstrip()[1:].lstrip()
         if text.lstrip()[:1] != b"{":
             raise InputError(
-                f"{self.path}: expected a Kineto trace (JSON), found {text[:20]!r}; "
-                "export one with torch.profiler's export_chrome_trace"
+                f"{self.path}: expected a Kineto trace, found {text[:20]!r} at its start"
+                f"{self.damage.ended_early and ' (' + self.damage.ended_early + ')'}: {what_it_is(text)}"
             )
         while not (match := _EVENTS.search(text)):
             more = read(1 << 20)
             if not more or len(text) > HEADER_LIMIT_BYTES:
                 raise InputError(
-                    f'{self.path}: no "traceEvents" in {len(text)} bytes'
-                    f"{self.damage.ended_early and ', ' + self.damage.ended_early}; "
-                    "expected a Kineto trace as written by torch.profiler"
+                    f'{self.path}: expected a Kineto trace, found no "traceEvents" in {len(text)} bytes'
+                    f"{self.damage.ended_early and ' (' + self.damage.ended_early + ')'}: {what_it_is(text)}"
                 )
             text += more
         self._merge_header(text[: match.start()] + b'"_":0}')
@@ -230,24 +229,30 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     with file:
-        yield gzip.GzipFile(fileobj=io.BufferedReader(file)) if magic == b"\x1f\x8b" else file  # type: ignore[arg-type, type-var]
+        if magic == b"\x1f\x8b":
+            yield cast("IO[bytes]", gzip.GzipFile(fileobj=file))
+        else:
+            yield file
 
 
 def _reader(file: IO[bytes], damage: Damage) -> Callable[[int], bytes]:
     """Return a read function that turns a broken compressed stream into an early end."""
+    total = 0
 
     def read(size: int) -> bytes:
+        nonlocal total
         pieces, wanted = [], size
         read_some = getattr(file, "read1", file.read)  # read1 returns what is there before a break
         while wanted > 0 and not damage.ended_early:
             try:
                 piece = read_some(min(wanted, 1 << 17)) or b""
             except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
-                damage.ended_early = f"the compressed stream breaks off ({error})"
+                damage.ended_early = f"the compressed stream breaks off after {total} bytes of text ({error})"
                 break
             if not piece:
                 break
             pieces.append(piece)
+            total += len(piece)
             wanted -= len(piece)
         return b"".join(pieces)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,13 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)|(?:^|[._-])r(\d+)(?=[._-
 CLIP_SHARE = 0.5  # a duration running past the next op of its stream by more than this share is not believed
 
 
-def read_trace(path: str | Path, *, rank: int | None = None) -> Trace:
+def read_trace(path: str | Path, *, rank: int | None = None, names: Sequence[kernels.Rule] = ()) -> Trace:
     """Read one rank's trace.
 
     Args:
         path: .json or .json.gz as written by torch.profiler, any release since 2021.
         rank: the rank, where neither file nor file name says it.
+        names: rows tried before the built-in table of kernel names; see `kernels.load_rules`.
 
     Raises:
         InputError: unreadable, not a trace, no GPU work in it, or the rank is nowhere to be found.
@@ -49,7 +51,7 @@ def read_trace(path: str | Path, *, rank: int | None = None) -> Trace:
     raw = read_raw(path)
     if len(raw.start_ns) == 0:
         raise InputError(_no_gpu_work(raw))
-    return _Assembly(raw, rank).trace()
+    return _Assembly(raw, rank, names).trace()
 
 
 def _no_gpu_work(raw: RawTrace) -> str:
@@ -57,23 +59,24 @@ def _no_gpu_work(raw: RawTrace) -> str:
     hint = f" (backend {backend})" if backend else ""
     early = f"; {raw.damage.ended_early}" if raw.damage.ended_early else ""
     return (
-        f"{raw.path}: {raw.events} events but no GPU kernel, copy or memset among them{hint}{early}; profile with "
-        "ProfilerActivity.CUDA while training steps run on a GPU"
+        f"{raw.path}: {raw.events} events but no GPU kernel, copy or memset among them{hint}{early}; profile "
+        "with ProfilerActivity.CUDA while training steps run on a GPU"
     )
 
 
 class _Assembly:
     """The steps from raw columns to a Trace, in order."""
 
-    def __init__(self, raw: RawTrace, rank: int | None) -> None:
+    def __init__(self, raw: RawTrace, rank: int | None, names: Sequence[kernels.Rule]) -> None:
         self.raw = raw
+        self.names = names
         self.asked_rank = rank
         self.warnings: list[TraceWarning] = []
 
     def trace(self) -> Trace:
         raw = self.raw
         order = np.lexsort((raw.end_ns, raw.start_ns))
-        rules = [kernels.classify(name) for name in raw.names]
+        rules = [kernels.classify(name, extra=self.names) for name in raw.names]
         by_category = {
             category: [kernels.classify(name, category) for name in raw.names] for category in CATEGORIES[1:]
         }
@@ -112,7 +115,9 @@ class _Assembly:
         steps, source = find_steps(
             ops.start_ns, ops.end_ns, ops.launch_ns, ops.kind, ops.name, raw.marks, regions.optimizer_marks
         )
-        comm = {int(np.flatnonzero(order == row)[0]): args for row, args in raw.comm.items()}
+        position = np.empty(len(order), np.int64)
+        position[order] = np.arange(len(order))
+        comm = {int(position[row]): args for row, args in raw.comm.items()}
         collectives = self._collectives(ops, regions, rules, comm, steps)
         compute_stream = compute_stream_of(ops)
         ops = replace(ops, alone_ns=alone_durations(ops, _places(ops, steps)))
@@ -272,8 +277,8 @@ class _Assembly:
             if candidate is not None:
                 return int(candidate), world
         raise InputError(
-            f"{self.raw.path}: a job of {world} ranks, but neither the file (distributedInfo.rank) nor its name "
-            "(rank0.json) says which rank this is; rename it or pass the rank"
+            f"{self.raw.path}: a job of {world} ranks, but neither the file (distributedInfo.rank) nor its "
+            "name (rank0.json) says which rank this is; rename it or pass the rank"
         )
 
     def _device(self, rank: int) -> dict[str, Any]:
@@ -294,8 +299,8 @@ class _Assembly:
         self._warn(
             "unknown-kernels",
             int(unknown.sum()),
-            f"{int(unknown.sum())} kernels ({share:.1%} of kernel time) have names the table does not know and count "
-            f"as compute: {shown}",
+            f"{int(unknown.sum())} kernels ({share:.1%} of kernel time) have names the table does not "
+            f"know and count as compute: {shown}",
         )
 
     def _warn(self, code: str, count: int, text: str) -> None:
@@ -319,7 +324,7 @@ class _Assembly:
             self._warn(
                 "mended",
                 damage.mended,
-                f"{damage.mended} pieces held bare inf/nan, control characters or a byte-order mark and were mended",
+                f"{damage.mended} pieces held bare inf/nan, control characters or a byte-order mark; mended",
             )
         if self.raw.bad_times:
             self._warn(

@@ -33,7 +33,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         files: trace file of each rank, by rank as text. samples: NVML sample file of each rank.
         missing: ranks that wrote nothing, with the reason.
         capabilities: what `kareus doctor` found; see kareus.plan.knobs.
-        measured: figures measured without the profiler (step_ms, energy_j, ...), with their spread in `notes`.
+        measured: figures measured without the profiler (step_ms, energy_j, ...); their spread is in `notes`.
         notes: anything a reader must know.
     """
 

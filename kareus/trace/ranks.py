@@ -18,6 +18,7 @@ import numpy as np
 
 from kareus.errors import InputError
 from kareus.trace.jsonstream import EventStream
+from kareus.trace.kernels import Rule
 from kareus.trace.kineto import _RANK_IN_NAME, read_trace
 from kareus.trace.manifest import FILE_NAME, Manifest
 from kareus.trace.types import (
@@ -97,7 +98,9 @@ class TraceSet:
         world_size: int,
         manifest: Manifest | None,
         warnings: tuple[TraceWarning, ...],
+        names: Sequence[Rule] = (),
     ) -> None:
+        self._names = names
         self.files = files
         self.world_size = world_size
         self.manifest = manifest
@@ -105,33 +108,52 @@ class TraceSet:
         self._load = lru_cache(maxsize=LOADED_AT_ONCE)(self._read)
 
     @classmethod
-    def open(cls, source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> TraceSet:
-        """Find the trace files of a job.
+    def open(
+        cls, source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, names: Sequence[Rule] = ()
+    ) -> TraceSet:
+        """Find the trace files of a job. What is no trace is left out with a warning that names it.
 
         Args:
             source: a directory with one file per rank (manifest.json optional), one file, or several files.
+            names: rows tried before the built-in table of kernel names.
 
         Raises:
-            InputError: nothing there, two files of one rank, or a file that is no trace.
+            InputError: nothing there, two files of one rank, or not one trace among the files.
         """
         paths, directory = _paths(source)
         manifest = Manifest.load(directory) if directory is not None else None
         files: dict[int, Path] = {}
         world_size = manifest.world_size if manifest else 0
+        warnings: list[TraceWarning] = []
+        refused: list[InputError] = []
         for number, path in enumerate(paths):
-            rank, world = _identity(path)
+            try:
+                rank, world = _identity(path)
+            except InputError as error:
+                refused.append(error)
+                continue
             if rank is None and len(paths) > 1:
                 raise InputError(
-                    f"{path}: neither distributedInfo nor the file name says which rank this is; name it rank{number}.json"
+                    f"{path}: neither distributedInfo nor the file name says which rank this is; "
+                    f"name it rank{number}.json"
                 )
             rank = 0 if rank is None else rank
             if rank in files:
                 raise InputError(f"two traces of rank {rank}: {files[rank]} and {path}; keep one of them")
             files[rank] = path
             world_size = max(world_size, world)
+        if not files:
+            raise refused[0]
+        if refused:
+            shown = "; ".join(str(error) for error in refused[:3])
+            more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
+            warnings.append(
+                TraceWarning(code="skipped-files", count=len(refused), text=f"left out: {shown}{more}")
+            )
         files = dict(sorted(files.items()))
         world_size = max(world_size, max(files) + 1)
-        return cls(files, world_size, manifest, _missing(files, world_size, manifest, source))
+        warnings += _missing(files, world_size, manifest, source)
+        return cls(files, world_size, manifest, tuple(warnings), names)
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -159,7 +181,7 @@ class TraceSet:
         return self._load(rank)
 
     def _read(self, rank: int) -> Trace:
-        trace = read_trace(self.files[rank], rank=rank)
+        trace = read_trace(self.files[rank], rank=rank, names=self._names)
         self._warnings += [w for w in trace.warnings if w not in self._warnings]
         world = max(trace.world_size, self.world_size)
         return replace(trace, world_size=world, power=self._power(rank))
@@ -254,7 +276,7 @@ def _missing(
             code="missing-ranks",
             count=len(missing),
             text=f"{source}: a job of {world_size} ranks, no trace of rank {shown}"
-            f"{' (' + reasons + ')' if reasons else ''}; what a collective costs is an upper bound without them",
+            f"{' (' + reasons + ')' if reasons else ''}; without them a collective's cost is an upper bound",
         ),
     )
 

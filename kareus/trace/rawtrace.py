@@ -169,8 +169,8 @@ class _Collector:
     def _finish(self) -> None:
         raw, base = self.raw, self.raw.base_ns
         gpu = np.concatenate(self.gpu) if self.gpu else np.zeros((0, 11), np.int64)
-        columns = ("start_ns", "end_ns", "stream", "correlation", "grid", "block", "num_bytes", "name", "category",
-                   "graph", "device")  # fmt: skip
+        columns = ("start_ns", "end_ns", "stream", "correlation", "grid", "block", "num_bytes", "name",
+                   "category", "graph", "device")  # fmt: skip
         for index, column in enumerate(columns):
             setattr(raw, column, np.ascontiguousarray(gpu[:, index]))
         raw.start_ns += base
@@ -269,9 +269,11 @@ class _Collector:
             )  # fmt: skip
         stream = args.stream if args.stream is not None else self._thread(event.tid)
         return (
-            start, start + duration, _int(stream), _int(args.correlation), _product(args.grid), _product(args.block),
-            max(0, _int(args.nbytes)), self.names.setdefault(event.name, len(self.names)), CATEGORIES.index(category),
-            max(0, _int(args.graph_id)), _int(args.device if args.device is not None else event.pid),
+            start, start + duration, _int(stream), _int(args.correlation), _product(args.grid),
+            _product(args.block), max(0, _int(args.nbytes)),
+            self.names.setdefault(event.name, len(self.names)), CATEGORIES.index(category),
+            max(0, _int(args.graph_id)),
+            _int(args.device if args.device is not None else event.pid),
         )  # fmt: skip
 
     def _call_row(self, event: Any) -> tuple[int, ...]:

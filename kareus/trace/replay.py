@@ -187,7 +187,7 @@ class _Rank:
             meeting.started[self.number] = int(self.start[op])
 
     def _is_held(self, op: int, holder: int, cause: int) -> bool:
-        """What happened at this place when learnt; where it waited for something else, what usually happens."""
+        """What happened here when learnt; where that was another wait, what usually happens."""
         if (*self.places[op], HELD) in self.lags.by_place:
             return True
         if (*self.places[op], cause) in self.lags.by_place:
@@ -240,7 +240,7 @@ def _predecessors(graph: StepGraph) -> list[list[tuple[int, bool]]]:
 
 
 def _recorded_ready(graph: StepGraph) -> tuple[I64, I64]:
-    """When each op could have started in the recording, and what it waited for last: 0 the CPU, 1 + EdgeKind."""
+    """When each op could have started in the recording, and what it waited for last; see Lags."""
     ops = graph.ops
     ready = graph.start_ns + graph.host_delay_ns
     cause = np.zeros(len(ops), np.int64)

@@ -304,7 +304,7 @@ class SpanCollective:
     Attributes:
         row: index into `StepGraph.collectives`.
         ready: earliest position: it may start once `ready` compute ops of the span have run (its data).
-        stock: position stock used. required_at: position that needs its result; len(compute) is the span's end.
+        stock: position stock used. required_at: position that needs its result, len(compute) the span's end.
         positions: positions a launch point exists for (named in `points`), ascending.
         points: one launch point text "side|module|phase" for each of `positions`; "" is stock's.
     """

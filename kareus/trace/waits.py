@@ -3,9 +3,10 @@
 Three sources, each edge marked with its provenance:
 
 * TRACED: the profiler recorded sync events (`enable_cuda_sync_events`, which `kareus collect` turns on).
-* ASSUMED: NCCL's order inside a communicator, and FSDP2's and DDP's own structure. FSDP2 gathers a unit behind its copy-in and copies out behind
-  the gather; a reduce-scatter follows its gradient copy-in, and the next copy-in waits for it (torch up to
-  2.12 keeps one reduce-scatter in flight); the optimizer waits for all of them.
+* ASSUMED: NCCL's order inside a communicator, and FSDP2's and DDP's own structure. FSDP2 gathers a unit
+  behind its copy-in and copies out behind the gather; a copy-in waits until an earlier unit is copied out;
+  a reduce-scatter follows its gradient copy-in, and the next copy-in waits for it (torch up to 2.12 keeps
+  one reduce-scatter in flight); the optimizer waits for all of them.
 * INFERRED: default profiler settings record `cudaStreamWaitEvent` calls without saying what they wait for.
   The first launch after such a call is taken to wait for the newest work of every other stream; where the
   recording shows the op starting before that work ended, the edge is PRUNED.
