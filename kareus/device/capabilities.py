@@ -13,8 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-import kareus
-
 PROBE_TIMEOUT_S = 120.0  # importing torch from a cold network file system takes a minute
 
 # Feature -> the version of PyTorch that brought it, for the reason given where it is missing.
@@ -95,7 +93,7 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def probe_torch(*, timeout_s: float = PROBE_TIMEOUT_S) -> TorchFacts:
     """Run the probe; never raises. Takes as long as importing torch."""
-    root = str(Path(kareus.__file__).parents[1])
+    root = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     try:
         done = subprocess.run(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
 
-import kareus
 from kareus.device.capabilities import FEATURES, TorchFacts, probe_torch
 from kareus.device.environment import Override, overrides
 from kareus.device.examine import GpuFacts, examine
@@ -106,7 +106,7 @@ def versions(nvml: Nvml, torch: TorchFacts) -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
         bindings = ""
     return {
-        "kareus": kareus.__version__,
+        "kareus": str(sys.modules["kareus"].__version__),  # importing the name would reach torch
         "python": platform.python_version(),
         "nvidia_ml_py": bindings,
         "driver": "" if isinstance(driver, Failure) else str(driver),
@@ -150,8 +150,9 @@ def _by_feature(torch: TorchFacts, feature: str, meaning: str) -> Knob:
     if torch.features.get(feature, False):
         return Knob(available=True, reason=meaning)
     since = FEATURES[feature]
+    built = ", built with NCCL" if feature.startswith("nccl") else ""
     return Knob(
-        available=False, reason=f"torch {torch.torch} lacks it", remedy=f"use torch >= {since} with NCCL"
+        available=False, reason=f"torch {torch.torch} lacks it", remedy=f"use torch >= {since}{built}"
     )
 
 

@@ -19,7 +19,6 @@ from pathlib import Path
 
 import msgspec
 
-import kareus
 from kareus.device.control import undo
 from kareus.device.journal import JournalEntry, remove_entry
 from kareus.device.nvml import Nvml
@@ -34,7 +33,7 @@ class Watchdog:
     """The parent's side of a running watchdog process."""
 
     def __init__(self, entry: JournalEntry, directory: Path, lock_fd: int) -> None:
-        package_root = str(Path(kareus.__file__).parents[1])
+        package_root = str(Path(__file__).parents[2])
         path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
         arguments = [msgspec.json.encode(entry).decode(), str(directory), str(os.getpid()), str(lock_fd)]
         # -P keeps the user's working directory off the path; a session of its own keeps Ctrl-C away
