@@ -28,8 +28,7 @@ def main() -> None:
     optimizer = make_optimizer(model, device)
     batches = Batches(size, args.batch, device, args.seed, dist.get_rank())
 
-    mode = "collect" if args.collect else None
-    session = kareus.attach(model, optimizer, schedule=args.schedule, mode=mode, directory=args.collect)
+    session = kareus.attach(model, optimizer, schedule=args.schedule)
 
     for step in range(args.steps):
         x, target = batches.next()

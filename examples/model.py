@@ -101,7 +101,10 @@ def parse_arguments(description: str) -> argparse.Namespace:
     parser.add_argument("--compile", action="store_true", help="compile every block")
     parser.add_argument("--schedule", metavar="FILE", help="replay this schedule")
     parser.add_argument("--collect", metavar="DIR", help="record a few steps into this directory")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.collect:
+        os.environ["KAREUS_COLLECT"] = args.collect  # attach reads it, as under `kareus run --collect`
+    return args
 
 
 def start_process_group() -> torch.device:

@@ -35,9 +35,7 @@ def main(directory: str, output: str, profile: str | None = None) -> None:
     if not cost.verified:
         print("unverified: costs are assumed; pass a measured profile as third argument")
     for decision in plan.schedule.decisions[:8]:
-        print(
-            f"  {decision.collective}: {decision.num_ctas or 'stock'} CTAs, launch {decision.launch or 'stock'}"
-        )
+        print(f"  {decision.collective}: {decision.num_ctas or 'stock'} CTAs, {decision.launch or 'stock'}")
     plan.schedule.save(output)
 
 

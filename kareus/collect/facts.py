@@ -1,0 +1,105 @@
+"""What this job runs on, for the manifest and the trace's header."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+import sys
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kareus.runtime import torch_api
+from kareus.runtime.environment import BUDGET_OVERRIDES
+
+
+def nccl_version() -> tuple[int, ...]:
+    """Return the version of the NCCL that torch loaded."""
+    version: Any = torch.cuda.nccl.version
+    return tuple(version())
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Return gpu, num_sms, driver, cuda, torch, nccl and python as the manifest names them."""
+    facts: dict[str, Any] = {
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "gpu": "cpu",
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts |= {
+            "gpu": properties.name,
+            "num_sms": properties.multi_processor_count,
+            "cuda": torch.version.cuda or "",
+            "nccl": ".".join(str(part) for part in nccl_version()),
+        }
+    return facts
+
+
+def gpu_uuid(device: torch.device) -> str:
+    """Return the CUDA device's UUID, "" where there is none."""
+    if device.type != "cuda":
+        return ""
+    return str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
+
+
+def command_line() -> str:
+    """Return how this process was started."""
+    words = getattr(sys, "orig_argv", sys.argv)
+    return " ".join([os.path.basename(words[0]), *words[1:]])
+
+
+def host_name() -> str:
+    """Return this machine's name."""
+    return socket.gethostname()
+
+
+def capabilities(device: torch.device, *, one_host: bool) -> dict[str, Any]:
+    """Return which knobs a schedule for this job may turn, each False with its reason.
+
+    Args:
+        one_host: all ranks run on one machine.
+    """
+    torch_has = torch_api.capabilities()
+    backend = torch_api.backend_name()
+    found: dict[str, Any] = {
+        "launch_points": torch_has["fsdp2_launch_points"],
+        "backend": backend,
+        **torch_has,
+    }
+    overriding = [name for name in BUDGET_OVERRIDES if os.environ.get(name)]
+    reason = ""
+    if backend != "nccl":
+        reason = f"{backend} has no SM budgets"
+    elif not torch_has["nccl_cta_budget"]:
+        reason = "this torch has no ProcessGroupNCCL.Options"
+    elif overriding:
+        reason = f"{', '.join(overriding)} is set and overrides them"
+    found["cta_budgets"] = not reason
+    if reason:
+        found["cta_budgets_reason"] = reason
+    reason = _no_copy_engine(device, one_host)
+    found["copy_engine"] = not reason
+    if reason:
+        found["copy_engine_reason"] = reason
+    return found
+
+
+def _no_copy_engine(device: torch.device, one_host: bool) -> str:
+    if device.type != "cuda" or torch_api.backend_name() != "nccl":
+        return "needs GPUs and NCCL"
+    if not one_host:
+        return "ranks run on several hosts"
+    if os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return "NCCL_P2P_DISABLE=1: peer access was switched off for this job"
+    others = [i for i in range(torch.cuda.device_count()) if i != device.index]
+    if any(not torch.cuda.can_device_access_peer(device.index or 0, other) for other in others):
+        return "a GPU of this host cannot read its peer's memory"
+    return (
+        ""
+        if dist.is_available() and hasattr(torch.distributed, "_symmetric_memory")
+        else "no symmetric memory"
+    )
