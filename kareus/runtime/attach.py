@@ -19,6 +19,7 @@ from kareus.runtime.agreement import Exchange, agree, make_exchange, mismatch_er
 from kareus.runtime.clocks import MeterSampler, open_clocks, open_sampler
 from kareus.runtime.compute_sms import open_compute_sms
 from kareus.runtime.conductor import Conductor
+from kareus.runtime.ddp_hook import refuse_foreign_hook
 from kareus.runtime.divergence import Watch
 from kareus.runtime.environment import budget_problem, connection_warning
 from kareus.runtime.fingerprint import Job, describe_job, fingerprint
@@ -72,6 +73,8 @@ def attach(
     if torch_api.environment("KAREUS_DISABLE") == "1":
         return Session(why_inactive="KAREUS_DISABLE=1")
     job = describe_job(model)
+    if job.wrapper == "ddp":
+        refuse_foreign_hook(job.root)  # type: ignore[arg-type]
     source = schedule if schedule is not None else torch_api.environment("KAREUS_SCHEDULE")
     collect_dir = torch_api.environment("KAREUS_COLLECT")
     profile_dir = torch_api.environment("KAREUS_PROFILE")

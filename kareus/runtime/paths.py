@@ -39,8 +39,8 @@ class CollectivePath(Protocol):
     ) -> dist.Work | None:
         """Reduce `tensor` [ranks * n] over ranks and leave this rank's part in `output` [n]."""
 
-    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Future[torch.Tensor]:
-        """Sum `tensor` [n] over ranks in place; the future holds it."""
+    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup, op: Any) -> Future[torch.Tensor]:
+        """Reduce `tensor` [n] over ranks in place; the future holds it."""
 
 
 class GroupPath:
@@ -64,9 +64,9 @@ class GroupPath:
         """Reduce-scatter through the group."""
         return torch_api.reduce_scatter(output, tensor, group, op, async_op)
 
-    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Future[torch.Tensor]:
+    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup, op: Any) -> Future[torch.Tensor]:
         """All-reduce through the group."""
-        future = dist.all_reduce(tensor, group=group, async_op=True).get_future()
+        future = dist.all_reduce(tensor, op=op, group=group, async_op=True).get_future()
         result: Future[torch.Tensor] = future.then(lambda done: done.value()[0])
         return result
 
@@ -159,14 +159,14 @@ class PeerCopyPath:
         output.view(-1).copy_(sum_in_rank_order(received, op))
         return None
 
-    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Future[torch.Tensor]:
+    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup, op: Any) -> Future[torch.Tensor]:
         """Reduce-scatter and all-gather by peer copies, in place."""
         me, world = group.rank(), group.size()
         chunks = list(torch.split(tensor.view(-1), chunk_sizes(tensor.numel(), world)))
         received = [torch.empty_like(chunks[me]) for _ in range(world)]
         received[me] = chunks[me]
         self._exchange(chunks, received, group)
-        chunks[me].copy_(sum_in_rank_order(received, dist.ReduceOp.SUM))
+        chunks[me].copy_(sum_in_rank_order(received, op))
         self._exchange([chunks[me]] * world, chunks, group)
         future: Future[torch.Tensor] = Future()
         future.set_result(tensor)

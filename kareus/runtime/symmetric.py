@@ -130,7 +130,7 @@ class SymmetricPath:
         self._finish(lane)
         return None
 
-    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup) -> Future[torch.Tensor]:
+    def all_reduce(self, tensor: torch.Tensor, group: dist.ProcessGroup, op: Any) -> Future[torch.Tensor]:
         """Reduce-scatter and all-gather on a stream of the path's own, in place."""
         lane = self._lanes[(torch_api.group_ranks(group), "all_reduce")]
         caller = torch.cuda.current_stream(self._device)
@@ -145,7 +145,7 @@ class SymmetricPath:
             parts = [mine if peer == lane.rank else torch.empty_like(mine) for peer in range(lane.world_size)]
             start = sum(sizes[: lane.rank]) * tensor.element_size()
             self._pull(lane, offset, parts, stride=start)
-            mine.copy_(sum_in_rank_order(parts, dist.ReduceOp.SUM))
+            mine.copy_(sum_in_rank_order(parts, op))
             offset = self._publish(lane, mine)
             self._pull(lane, offset, chunks, stride=0)
             self._finish(lane)

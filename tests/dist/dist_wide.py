@@ -1,0 +1,64 @@
+"""More than two ranks: scaling that is no power of two, wider sums, two-dimensional meshes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dist_hard import Job, hard
+from dist_models import OFF, every_knob, fsdp_schedule, make_net, optimizer_of, shard, train, weights
+from torch.distributed.device_mesh import init_device_mesh
+
+import kareus
+
+__all__ = ["hard"]
+
+
+def closeness(rank: int, world_size: int, *, wrapper: str) -> Any:
+    """With copies on three ranks the sums run in another order: close, not equal."""
+    stock = Job(rank, wrapper=wrapper, oddity="", wrap={})
+    session = kareus.attach(stock.model, stock.optimizer)
+    expected = stock.train()
+    keys = list(session.observed)
+    fingerprint = session.fingerprint
+    session.detach()
+    job = Job(rank, wrapper=wrapper, oddity="", wrap={})
+    schedule = (fsdp_schedule if wrapper == "fsdp2" else every_knob)(fingerprint, keys)
+    session = kareus.attach(job.model, job.optimizer, schedule=schedule, guard=OFF)
+    losses = job.train()
+    counts = dict(session.tally.counts)
+    session.detach()
+    pairs = zip(losses, expected, strict=True)
+    worst = max(abs(float.fromhex(a) - float.fromhex(b)) / abs(float.fromhex(b)) for a, b in pairs)
+    return {"worst": worst, "counts": counts}
+
+
+def meshes(rank: int, world_size: int, *, kind: str) -> Any:
+    """HSDP on a 2 x 2 mesh, or resharding to 2 of 4 ranks after forward."""
+
+    def make() -> Any:
+        if kind == "hsdp":
+            mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+            return shard(make_net(), mesh=mesh)
+        return shard(make_net(), reshard_after_forward=2)
+
+    stock = make()
+    optimizer = optimizer_of(stock)
+    session = kareus.attach(stock, optimizer)
+    expected = train(stock, optimizer, rank, 8)
+    schedule = fsdp_schedule(session.fingerprint, list(session.observed), copies=False)
+    session.detach()
+    model = make()
+    optimizer = optimizer_of(model)
+    session = kareus.attach(model, optimizer, schedule=schedule, guard=OFF)
+    losses = train(model, optimizer, rank, 8)
+    groups = session.report()["ladder"]["groups"]
+    session.detach()
+    return {
+        "equal": losses == expected and weights(model) == weights(stock),
+        "groups": groups,
+        "arms": [r.arm for r in session.records],
+    }
+
+
+assert torch.float16.itemsize == 2
