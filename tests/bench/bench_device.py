@@ -151,7 +151,8 @@ def main() -> int:
         for p in periods
     ]
     document["reading_us"] = {
-        "energy": cost_us(gpu.energy_mj), "power": cost_us(gpu.power_mw), "sm_clock": cost_us(gpu.sm_clock_mhz),
+        "energy": cost_us(gpu.energy_mj), "power": cost_us(gpu.power_mw),
+        "sm_clock": cost_us(gpu.sm_clock_mhz),
         "event_reasons": cost_us(gpu.event_reasons),
     }  # fmt: skip
     document["sampling"] = sampling_share(gpu)

@@ -142,7 +142,7 @@ def test_killed_at_random_moments(gpus, moment):
                 assert process.stdout.readline() == "set\n"
                 time.sleep(dice.uniform(0, 0.3))
             else:
-                time.sleep(dice.uniform(0, 0.6))
+                time.sleep(dice.uniform(0, 1.2))
             changed += not is_restored(gpus, index)
             process.send_signal(signal.SIGKILL)
             begin = time.monotonic()

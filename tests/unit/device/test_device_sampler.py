@@ -55,7 +55,7 @@ def test_columns_and_missing_values(seconds):
 def test_the_integral_bridges_missing_readings(seconds):
     sampler = Sampler(Scripted((0, 1000, 0), (0, None, 0), (0, 3000, 0)), period_s=1.0)
     first, _, last = (sampler.take() for _ in range(3))
-    assert sampler.energy_between_j(first, last) == (4.0, 2.0)  # (1 W + 3 W) / 2 * 2 s
+    assert sampler.energy_between_j(first, last) == (pytest.approx(4.0), 2.0)  # (1 W + 3 W) / 2 * 2 s
 
 
 def test_no_integral_without_both_ends(seconds):
@@ -69,7 +69,7 @@ def test_history_is_bounded_and_a_forgotten_start_gives_no_integral(seconds):
     taken = [sampler.take() for _ in range(6)]
     assert len(sampler.columns().time_ns) == 3
     assert sampler.energy_between_j(taken[0], taken[-1]) == (None, 0.0)
-    assert sampler.energy_between_j(taken[3], taken[-1])[0] == 2.0
+    assert sampler.energy_between_j(taken[3], taken[-1])[0] == pytest.approx(2.0)
 
 
 def test_backsteps_of_the_counter_are_counted(seconds):
@@ -109,9 +109,5 @@ def test_the_benchmark_runs_read_only(fake, tmp_path):
     document = json.loads(output.read_text())
     assert document["settings_unchanged"]
     assert document["counter_period"][0]["period_s"] == pytest.approx(0.1, abs=0.02)
-    setters = (
-        "nvmlDeviceSetGpuLockedClocks",
-        "nvmlDeviceResetGpuLockedClocks",
-        "nvmlDeviceSetPowerManagementLimit",
-    )
-    assert [fake.calls(name) for name in setters] == [0, 0, 0]
+    setters = [name for name in fake.functions() if "Set" in name or "Reset" in name]
+    assert [fake.calls(name) for name in setters] == [0] * 5
