@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from solver.check import Judged, judge, require_valid
 from solver.dag import DagNode, DagOption, DagProblem, DagSolution
+from solver.dag_solve import dag_frontier, solve_dag
 from solver.engine import Progress
 from solver.errors import ContradictionError, ProblemError, SolverError
 from solver.frontier import frontier
@@ -30,9 +31,11 @@ __all__ = [
     "SolverError",
     "SpanKind",
     "Status",
+    "dag_frontier",
     "frontier",
     "heuristic",
     "judge",
     "require_valid",
     "solve",
+    "solve_dag",
 ]

@@ -15,6 +15,7 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from solver.bounds.labels import exact_optimum
 from solver.bounds.tree import PatternTree
 from solver.check import judge, require_valid
 from solver.errors import ContradictionError
@@ -170,17 +171,21 @@ class _Run:
             proofs["lagrangian"] = self._search(tree)
         if self.settings.cpsat and not self.interrupted:
             proofs["cp-sat"] = self._cpsat(tree)
+        if sum(_gap(self.value, b) <= PROOF_GAP for b in proofs.values()) < 2 and not self.interrupted:
+            exact = exact_optimum(self.tables, self.goal, below=self.value)
+            if exact is not None:
+                proofs["dp"] = exact
         self._cross_check(proofs)
         if math.isinf(self.value) and any(math.isinf(b) and b > 0 for b in proofs.values()):
             names = "+".join(n for n, b in proofs.items() if math.isinf(b) and b > 0)
             return self.result(Status.INFEASIBLE, math.inf, names)
-        own = "lagrangian" if "lagrangian" in proofs else "cp-sat"
-        bound = min(proofs.get(own, 0.0), self.value)
+        own = [b for n, b in proofs.items() if n != "cp-sat"] or list(proofs.values())
+        bound = min(max(own, default=0.0), self.value)
         agreed = [n for n, b in proofs.items() if _gap(self.value, b) <= PROOF_GAP]
-        proven = len(agreed) == 2
+        proven = len(agreed) >= 2
         self._break_ties(bound)
         status = Status.OPTIMAL if proven else Status.FEASIBLE if self.best is not None else Status.UNKNOWN
-        return self.result(status, bound, "+".join(agreed) or own)
+        return self.result(status, bound, "+".join(agreed or proofs))
 
     def _search(self, tree: PatternTree) -> float:
         exact = self.settings.deterministic_time is not None
@@ -199,20 +204,32 @@ class _Run:
         return _whole(found.bound)
 
     def _cpsat(self, tree: PatternTree) -> float:
-        """Run CP-SAT; its bound speaks for the stays it models, the tree's for plans with more."""
-        from solver.cpsat.run import Effort, run_cpsat
+        """Run CP-SAT; its bound speaks for the stays it models, the tree's for plans with more.
 
+        Where plans with more stays cannot be excluded, it runs again with more segments.
+        """
         segments, beyond = 1, math.inf
         if not (self.tables.one_clock or self.tables.free_switches):
             stays = 1 if self.best is None else _stays(self.tables, self.best)
-            segments = min(max(stays + 1, _LEAST_SEGMENTS), _MOST_SEGMENTS, len(self.tables.chain))
-            beyond = tree.bound_beyond(self.goal, segments)
-        limit = self.until - time.monotonic()
+            segments = min(max(stays + 1, _LEAST_SEGMENTS), len(self.tables.chain))
+            beyond = _whole(tree.bound_beyond(self.goal, segments))
+        while True:
+            bound = self._cpsat_once(segments)
+            room = min(_MOST_SEGMENTS, len(self.tables.chain))
+            settled = beyond >= min(bound, self.value * (1 - self.settings.gap))
+            if settled or segments >= room or self.interrupted or time.monotonic() > self.until:
+                return min(bound, beyond)
+            segments = room
+            beyond = _whole(tree.bound_beyond(self.goal, segments))
+
+    def _cpsat_once(self, segments: int) -> float:
+        from solver.cpsat.run import Effort, run_cpsat
+
         outcome = run_cpsat(
             self.tables,
             self.goal.objective,
             Effort(
-                time_limit_s=limit,
+                time_limit_s=self.until - time.monotonic(),
                 deterministic_time=self.settings.deterministic_time,
                 seed=self.settings.seed,
                 relative_gap=self.settings.gap,
@@ -226,7 +243,7 @@ class _Run:
             self.offer(outcome.picked)
         elif not outcome.proven and time.monotonic() < self.until - 0.2 and self.best is None:
             self.interrupted = self.settings.deterministic_time is None
-        return min(outcome.bound, _whole(beyond))
+        return outcome.bound
 
     def _expect_valid(self, picked: Ints) -> None:
         broken = judge(self.tables.problem, self.tables.choices(picked.tolist())).violations

@@ -173,12 +173,20 @@ class PatternTree:
                 s = ask[0].shape
                 groups.setdefault((s.stays, s.open_end, s.banned, s.required), []).append(ask)
             for group in groups.values():
-                ends = {int(w) for node, _ in group for w in node.shape.windows.ravel()}
-                places = cut_positions(self.tables.chain, ends)
+                places = self._places(group)
                 paths = self.oracle.cheapest([(n.shape, *d) for n, d in group], places)
                 for (node, direction), path in zip(group, paths, strict=True):
                     node.hull.add(direction, path)
             live = [node for node, _ in asks if not node.hull.empty]
+
+    def _places(self, group: list[tuple[Node, tuple[float, float]]]) -> Ints:
+        """Where paths may change clock. Where a change pays (slow is good under a power limit) every place
+        counts: the cheapest open-ended path would rather change often than at the best places."""
+        oracle = self.oracle
+        pays = any(a * oracle.switch_us + b * oracle.switch_mj < 0 for _, (a, b) in group)
+        if pays and group[0][0].shape.open_end:
+            return np.arange(1, len(self.tables.chain) + 1, dtype=np.int64)
+        return cut_positions(self.tables.chain, {int(w) for n, _ in group for w in n.shape.windows.ravel()})
 
     def _plans(self, node: Node, linear: Linear, goal: Goal) -> list[Ints]:
         """Plans near the node's best mix: its affordable end, filled up."""

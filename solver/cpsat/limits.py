@@ -7,9 +7,9 @@ from math import gcd
 
 import numpy as np
 
-from solver.check import decision_of, static_energy_mj
+from solver.check import static_energy_mj
 from solver.cpsat.model import Expr, Model, Var, static_row
-from solver.tables import Tables
+from solver.governor import governor_twins
 
 
 def add_limits(model: Model, level: int = 0) -> None:
@@ -128,18 +128,3 @@ def _governed(model: Model, level: int) -> None:
         refused = cp.new_bool_var(f"refused{high}")
         cp.add(1_000_000 * energy + (cap * most_time + 1) * refused >= cap * time_us + 1)
         cp.add(sum(lost) >= refused)
-
-
-def governor_twins(tables: Tables, high: int) -> dict[tuple[int, int], tuple[int, int] | None]:
-    """(time_us, energy_mj) of the decision of each (kind, row) at level `high`, None where it has none."""
-    twins: dict[tuple[int, int], tuple[int, int] | None] = {}
-    for k, (kind, table) in enumerate(zip(sorted(set(tables.problem.chain)), tables.kinds, strict=True)):
-        options = tables.problem.kinds[kind].options
-        there = {
-            decision_of(o): (o.time_us + o.carry_us, o.energy_mj)
-            for o in reversed(options)
-            if o.clock == high
-        }
-        for m, origin in enumerate(table.origin.tolist()):
-            twins[k, m] = there.get(decision_of(options[origin]))
-    return twins
