@@ -203,7 +203,7 @@ class _Evaluation:
                 level[configs.num_ctas[:, j] == ctas, j] = number
         if len(numbers) > MAX_LEVELS:
             raise ValueError(
-                f"{len(numbers)} distinct collectives and budgets in one call; at most {MAX_LEVELS} are possible"
+                f"{len(numbers)} distinct collectives and budgets in one call; at most {MAX_LEVELS} fit"
             )
         return list(numbers), level
 
