@@ -11,6 +11,7 @@ from typing import Any
 from kareus.cli.inputs import StepInput, add_step_arguments, read_step
 from kareus.errors import UsageError
 from kareus.plan.policies.ground import Outcome, compare_step
+from kareus.report.data import Effect, PolicyRow, Source
 from kareus.report.numbers import change, joules, ms, signed_percent
 from kareus.report.tables import console, grid
 
@@ -107,6 +108,21 @@ def _policy(outcome: Outcome, stock: Outcome) -> dict[str, Any]:
         "missing": outcome.missing,
         "note": outcome.note,
     }
+
+
+def policy_rows(outcomes: tuple[Outcome, ...]) -> tuple[PolicyRow, ...]:
+    """Return the rows of a report; policies without a plan no slower than stock are left out."""
+    return tuple(
+        PolicyRow(
+            name=outcome.name,
+            effect=Effect(time_us=outcome.time_us, energy_j=outcome.energy_j, source=Source.PREDICTED),
+            needs=outcome.needs,
+            runnable=not outcome.missing,
+            bound_j=outcome.bound_j,
+        )
+        for outcome in outcomes
+        if outcome.time_us is not None
+    )
 
 
 def print_outcomes(document: Mapping[str, Any]) -> None:

@@ -34,6 +34,13 @@ def test_chase_slows_down_only_where_energy_is_dirty():
     assert result.time_s > fixed.time_s
 
 
+def test_money_is_reported_beside_carbon_and_joules_under_its_own_steps():
+    price = Series(start_s=(0.0, 1800.0), value=(0.2, 0.4), interval_s=1800.0)
+    result = run_job(3600.0, HOURLY, 0.0, always(FAST), foresee=known, bill={"eur": price})
+    assert result.bills == {"eur": pytest.approx(300 * 3600 / 3.6e6 * 0.3)}
+    assert result.footprint == pytest.approx(300 * 3600 / 3.6e6 * 100)
+
+
 def test_swaps_cost_time_and_energy():
     cost = ChaseCost(max_power_w=300, max_intensity=900, eta=0.6)
     free = run_job(9000.0, HOURLY, 0.0, chase([FAST, SLOW], cost), foresee=known)

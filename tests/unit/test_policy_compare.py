@@ -108,6 +108,15 @@ def outcomes():
     )
 
 
+def test_rows_for_the_report_carry_the_same_figures():
+    for row, policy in zip(compare.policy_rows(outcomes()), document()["policies"], strict=True):
+        assert (row.name, row.effect.time_us, row.effect.energy_j) == (
+            policy["name"], policy["time_us"], policy["energy_j"],
+        )  # fmt: skip
+        assert row.effect.source == "predicted"
+        assert row.runnable == policy["runnable"]
+
+
 def test_a_senseless_time_limit_is_refused():
     with pytest.raises(UsageError, match="positive number of seconds"):
         compare.run(parse("--time-limit", "-1"))

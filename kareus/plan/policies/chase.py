@@ -8,8 +8,8 @@ Zeus). Changing the point is a swap of schedules between two steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -57,7 +57,8 @@ class ChaseResult:
     """What a job cost.
 
     Attributes:
-        time_s, energy_j: of the whole job. footprint: grams or money, by the series' unit.
+        time_s, energy_j: of the whole job. footprint: in the series' unit, grams or money.
+        bills: the same energy under each further series, by its name.
         swaps: changes of point. labels: the point of each interval.
     """
 
@@ -66,6 +67,7 @@ class ChaseResult:
     footprint: float
     swaps: int
     labels: tuple[str, ...]
+    bills: Mapping[str, float] = field(default_factory=dict)
 
 
 def forecast_next(series: Series, now_s: float) -> float:
@@ -87,6 +89,7 @@ def run_job(
     foresee: Forecaster = forecast_next,
     swap_s: float = 0.0,
     swap_j: float = 0.0,
+    bill: Mapping[str, Series] | None = None,
 ) -> ChaseResult:
     """Run a job through a series, deciding anew at the start of each interval.
 
@@ -96,33 +99,55 @@ def run_job(
         decide: `(intensity foreseen, work left, seconds since the start) -> point`.
         foresee: forecast of the interval that begins at a time.
         swap_s, swap_j: time and energy lost at each change of point.
+        bill: further series to account under beside the one decided by, for instance prices beside carbon.
 
     Raises:
         UsageError: no work.
     """
     if not 0 < work < math.inf:
         raise UsageError(f"expected some work, found {work}")
+    others = dict(bill or {})
+    bills = dict.fromkeys(others, 0.0)
     now, left, energy, footprint = start_s, work, 0.0, 0.0
     labels: list[str] = []
     swaps = 0
     while left > 1e-12 * work:
         point = decide(foresee(series, now), left, now - start_s)
         end = series.next_change_s(now)
-        intensity = series.at(now)
+        began, spent_j = now, 0.0
         if labels and labels[-1] != point.label:
             swaps += 1
             now += swap_s
-            energy += swap_j
-            footprint += swap_j * intensity / JOULES_PER_KWH
+            spent_j += swap_j
         labels.append(point.label)
         done = min(left, max(end - now, 0.0) / point.time_s)
         now = now + done * point.time_s if done >= left else max(end, now)
-        energy += done * point.energy_j
-        footprint += done * point.energy_j * intensity / JOULES_PER_KWH
+        spent_j += done * point.energy_j
+        energy += spent_j
+        footprint += spent_j * series.at(began) / JOULES_PER_KWH
+        for name, other in others.items():
+            bills[name] += spent_j * _mean(other, began, now) / JOULES_PER_KWH
         left -= done
     return ChaseResult(
-        time_s=now - start_s, energy_j=energy, footprint=footprint, swaps=swaps, labels=tuple(labels)
+        time_s=now - start_s,
+        energy_j=energy,
+        footprint=footprint,
+        swaps=swaps,
+        labels=tuple(labels),
+        bills=bills,
     )
+
+
+def _mean(series: Series, begin_s: float, end_s: float) -> float:
+    """Time-weighted mean of a series between two moments; its steps need not be those decided at."""
+    if end_s <= begin_s:
+        return series.at(begin_s)
+    total, now = 0.0, begin_s
+    while now < end_s:
+        until = min(series.next_change_s(now), end_s)
+        total += series.at(now) * (until - now)
+        now = until
+    return total / (end_s - begin_s)
 
 
 def chase(points: Sequence[Point], cost: ChaseCost) -> Decide:
