@@ -18,6 +18,7 @@ from kareus.runtime.records import Arm
 
 Verdict = Literal["better", "worse", "undecided"]
 WORSE_RATIO = 1.03  # more than 3 % over what the schedule promised
+MIN_PAIRS = 2  # before a schedule may stay; one is enough to send it away
 MIN_ENERGY_S = 3.0  # the H200's energy counter moves every 100 ms; shorter windows are worthless
 
 
@@ -122,6 +123,7 @@ class Guard:
         self.settings = settings
         self._promised = promised_ratio
         self._arms = {"scheduled": _ArmData(), "stock": _ArmData()}
+        self._pair_ratios: list[float] = []
         self.comparison: Comparison | None = None
         self.decided: Verdict | None = None if settings.enabled else "better"
 
@@ -173,8 +175,17 @@ class Guard:
             stock_energy_j=stock.energy_j / stock.steps if known else None,
             promised_ratio=self._promised,
         )
-        pairs = stock.steps // (self.settings.block - self.settings.drop)
-        if self.comparison.verdict != "undecided":
+        counted = self.settings.block - self.settings.drop
+        newest = np.median(scheduled.times_us[-counted:]) / np.median(stock.times_us[-counted:])
+        self._pair_ratios.append(float(newest))
+        if self.comparison.verdict == "worse" or self._is_better():
             self.decided = self.comparison.verdict
-        elif pairs >= self.settings.max_pairs:
+        elif len(self._pair_ratios) >= self.settings.max_pairs:
             self.decided = "undecided"
+
+    def _is_better(self) -> bool:
+        """Steps of one block share what else the machine does, so one pair never proves a gain."""
+        assert self.comparison is not None
+        allowed = 1.0 if self.comparison.energy_ratio is None else WORSE_RATIO * max(1.0, self._promised)
+        enough = len(self._pair_ratios) >= MIN_PAIRS
+        return self.comparison.verdict == "better" and enough and max(self._pair_ratios) < allowed
