@@ -84,6 +84,7 @@ class EnergyMeter:
         self.disagreements = 0
         self._windows: dict[str, tuple[Sample, int]] = {}
         self._lock: GpuLock | None = None
+        self._closed = threading.Event()
         self._sampler = Sampler(gpu, sample_period_s)
         first = self._sampler.take()
         self.has_counter = first.energy_mj is not None
@@ -150,6 +151,7 @@ class EnergyMeter:
 
     def close(self) -> None:
         """Stop sampling and give the GPU's ownership back."""
+        self._closed.set()
         self._sampler.stop()
         if self._lock is not None:
             self._lock.release()
@@ -196,7 +198,7 @@ class EnergyMeter:
         )
 
     def _measure_period(self) -> None:
-        self.period = measure_counter_period(self.gpu.energy_mj)
+        self.period = measure_counter_period(self.gpu.energy_mj, stop=self._closed.is_set)
 
 
 def open_meter(
@@ -224,6 +226,12 @@ def open_meter(
             )  # fmt: skip
         return None
     meter = EnergyMeter(gpu)
+    others = meter.foreign_processes()
+    if others:
+        logger.warning(
+            "%s%s is also used by processes %s; its energy includes theirs.",
+            rank_prefix(), gpu.name, ", ".join(map(str, others)),
+        )  # fmt: skip
     if peers is not None:
         meter.settle_owner(peers, local_rank)
         return meter

@@ -31,9 +31,22 @@ from kareus.schedule import ClockRegion
 logger = logging.getLogger("kareus.device")
 
 Mode = Literal["off", "advise", "apply"]
-MIN_DWELL_S = 1.0  # NCCL slows when clocks are set every 50 ms (NVIDIA/nccl issue 1551)
+MIN_DWELL_S = 1.0  # where the switching time was not measured
+LEAST_DWELL_S = 0.25  # NCCL slows when clocks are set every 50 ms (NVIDIA/nccl issue 1551)
+SWITCHES_PER_DWELL = 20  # a clock is kept for as long as 20 switches take: at most 5 % is spent switching
 MAX_PENDING = 4096  # events of a GPU that has stopped; older ones are dropped
 MAX_FAILURES = 3  # failed sets in a row after which the governor gives up
+
+
+def dwell_for(switch_time_s: float) -> float:
+    """Return the shortest time between changes, s: one second unless measured switching allows less.
+
+    Args:
+        switch_time_s: measured, 0 where it was not.
+    """
+    if switch_time_s <= 0:
+        return MIN_DWELL_S
+    return min(MIN_DWELL_S, max(LEAST_DWELL_S, SWITCHES_PER_DWELL * switch_time_s))
 
 
 class Event(Protocol):
@@ -81,7 +94,7 @@ class Governor:
         handle: the GPU, or its meter.
         regions: of the schedule. A region without a start is entered at once.
         mode: "off" does nothing, "advise" logs what it would set, "apply" sets.
-        min_dwell_s: shortest time between changes.
+        min_dwell_s: shortest time between changes; `dwell_for(switch_time_s)` by default.
         switch_time_s: measured switching time, used to lead regions; refined by read-backs.
         poll_s: how often events are looked at while any is pending.
         watchdog: keep a process that restores after SIGKILL (only tests turn it off).
@@ -89,20 +102,22 @@ class Governor:
 
     def __init__(
         self, handle: HasGpu, regions: Sequence[ClockRegion], mode: Mode = "off", *,
-        min_dwell_s: float = MIN_DWELL_S, switch_time_s: float = 0.0, poll_s: float = 0.005, 
+        min_dwell_s: float | None = None, switch_time_s: float = 0.0, poll_s: float = 0.005, 
         watchdog: bool = True,
     ) -> None:  # fmt: skip
         self.mode = mode
         self.reason = ""
         self._gpu: Gpu = handle.gpu
         self._regions = tuple(regions)
-        self._follower = RegionFollower(min_dwell_s=min_dwell_s, lead_s=switch_time_s)
+        dwell_s = dwell_for(switch_time_s) if min_dwell_s is None else min_dwell_s
+        self._follower = RegionFollower(min_dwell_s=dwell_s, lead_s=switch_time_s)
         self._poll_s = poll_s
         self._claim = Claim(self._gpu, self._regions, use_watchdog=watchdog)
         self._inbox: queue.SimpleQueue[tuple[int, Event | None] | None] = queue.SimpleQueue()
         self._pending: deque[tuple[int, Event | None]] = deque()
         self._in_force = Settings()
-        self._readback: ReadBack | None = None
+        self._readbacks: dict[str, ReadBack] = {}
+        self._read = {"sm_clock_mhz": self._gpu.sm_clock_mhz, "memory_clock_mhz": self._gpu.memory_clock_mhz}
         self._thread: threading.Thread | None = None
         self._hook: ExitHook | None = None
         self._pid = os.getpid()
@@ -219,7 +234,7 @@ class Governor:
         due_s = self._follower.next_due_s(time.monotonic())
         if due_s is not None:
             wait_s = max(0.0, due_s - time.monotonic())
-        if self._pending or self._readback is not None:
+        if self._pending or self._readbacks:
             wait_s = self._poll_s if wait_s is None else min(wait_s, self._poll_s)
         try:
             news = self._inbox.get(timeout=wait_s)
@@ -277,7 +292,7 @@ class Governor:
         return self._set(region, wanted, changes)
 
     def _set(self, region: int, wanted: Settings, changes: Sequence[str]) -> bool:
-        before_mhz = self._gpu.sm_clock_mhz() if "sm_clock_mhz" in changes else None
+        before = {name: self._read[name]() for name in changes if name in self._read}
         done, failed = [], None
         for name in changes:
             failure = self._claim.set(name, getattr(wanted, name))
@@ -293,10 +308,11 @@ class Governor:
         self._sets += len(done)
         now_s = time.monotonic()
         self._follower.has_applied(region, now_s)
-        if "sm_clock_mhz" in done and wanted.sm_clock_mhz is not None:
-            if self._readback is not None:
+        for name in before.keys() & set(done):
+            if name in self._readbacks:
                 self._count(Verdict.UNJUDGED)
-            self._readback = ReadBack(target_mhz=wanted.sm_clock_mhz, before_mhz=before_mhz, set_s=now_s)
+            target = getattr(wanted, name)
+            self._readbacks[name] = ReadBack(target_mhz=target, before_mhz=before[name], set_s=now_s)
         for text in self._claim.differences(wanted, done):
             self._count(Verdict.NOT_TAKEN, text)
         self._in_a_row = 0 if failed is None else self._in_a_row + 1
@@ -310,23 +326,22 @@ class Governor:
         return True
 
     def _look_back(self) -> None:
-        if self._readback is None:
-            return
-        now_s = time.monotonic()
-        clock_mhz, reasons = self._gpu.sm_clock_mhz(), self._gpu.event_reasons()
-        verdict = self._readback.judge(now_s, clock_mhz, reasons)
-        if verdict is None:
-            return
-        if verdict is Verdict.REACHED:
-            switch_s = self._readback.switch_time_s(now_s)
-            if switch_s is not None:
+        for name, readback in list(self._readbacks.items()):
+            now_s = time.monotonic()
+            clock_mhz, reasons = self._read[name](), self._gpu.event_reasons()
+            verdict = readback.judge(now_s, clock_mhz, reasons)
+            if verdict is None:
+                continue
+            del self._readbacks[name]
+            switch_s = readback.switch_time_s(now_s)
+            if verdict is Verdict.REACHED and name == "sm_clock_mhz" and switch_s is not None:
                 self._switch_times.append(switch_s)
                 self._follower.lead_s = statistics.median(self._switch_times[-9:])
-        why = ", ".join(event_names(reasons or 0)) or "no reason given"
-        self._count(
-            verdict, f"locked {self._readback.target_mhz} MHz, the GPU runs at {clock_mhz} MHz ({why})"
-        )
-        self._readback = None
+            why = ", ".join(event_names(reasons or 0)) or "no reason given"
+            what = name.removesuffix("_mhz").replace("_", " ")
+            self._count(
+                verdict, f"{what} locked at {readback.target_mhz} MHz runs at {clock_mhz} MHz ({why})"
+            )
 
     def _count(self, verdict: Verdict, text: str = "") -> None:
         first = verdict not in self._verdicts

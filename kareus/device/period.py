@@ -37,7 +37,8 @@ def measure_counter_period(
     limit_s: float = 2.0,
     poll_s: float = 0.002,
     clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] = time.sleep,
+    stop: Callable[[], bool] = lambda: False,
 ) -> CounterPeriod:
     """Poll a counter until it has changed `num_changes` times or `limit_s` has passed.
 
@@ -46,12 +47,12 @@ def measure_counter_period(
         num_changes: changes to wait for; the first one only sets the start.
         limit_s: longest time to spend.
         poll_s: time between reads; also the resolution of the result.
-        clock, sleep: for tests.
+        clock, sleep: for tests. stop: asked between reads; True ends it early.
     """
     start = clock()
     changes: list[float] = []
     last = read_mj()
-    while len(changes) < num_changes and clock() - start < limit_s:
+    while len(changes) < num_changes and clock() - start < limit_s and not stop():
         sleep(poll_s)
         value = read_mj()
         if value is not None and value != last:

@@ -22,7 +22,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadBack:
-    """One SM clock change under observation.
+    """One change of the SM or memory clock under observation.
 
     Attributes:
         target_mhz: the lock. before_mhz: clock read just before it, None unknown.
@@ -37,7 +37,7 @@ class ReadBack:
         """Judge one reading.
 
         Args:
-            now_s: when it was taken. clock_mhz: SM clock. reasons: event reasons, None unknown.
+            now_s: when it was taken. clock_mhz: the actual clock. reasons: event reasons, None unknown.
 
         Returns:
             The verdict, or None: look again.

@@ -13,6 +13,7 @@ from kareus.device.gpu import HasGpu
 from kareus.trace.types import PowerSamples
 
 MAX_SAMPLES = 200_000  # 2.8 hours at 50 ms; 20 MB of Python objects
+LOCK_TIMEOUT_S = 0.5  # a reading takes some 10 us; longer means that the driver hangs
 MISSING = -1  # a reading that NVML did not give, in integer columns
 
 
@@ -51,6 +52,7 @@ class Sampler:
         self._samples: deque[Sample] = deque(maxlen=max_samples)
         self._last_good: Sample | None = None
         self._lock = threading.Lock()
+        self._stuck = False
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -82,38 +84,44 @@ class Sampler:
         )
 
     def take(self) -> Sample:
-        """Take one sample now, on the calling thread."""
-        with self._lock:
-            raw = self._gpu.sample()
-            now_ns, last, good = (
-                time.monotonic_ns(),
-                self._samples[-1] if self._samples else None,
-                self._last_good,
-            )
-            integral_mj = last.integral_mj if last else 0.0
-            if raw.power_mw is None:
-                self.missed += 1
-            elif good is not None and good.power_mw is not None:
-                # mW * ns = 1e-9 mJ; the trapezoid spans readings that were missed in between
-                integral_mj = (
-                    good.integral_mj
-                    + (good.power_mw + raw.power_mw) / 2 * (now_ns - good.monotonic_ns) * 1e-9
-                )
-            if (
-                last
-                and raw.energy_mj is not None
-                and last.energy_mj is not None
-                and raw.energy_mj < last.energy_mj
-            ):
-                self.counter_backsteps += 1
-            sample = Sample(
-                monotonic_ns=now_ns, time_ns=time.time_ns(), energy_mj=raw.energy_mj, power_mw=raw.power_mw,
-                sm_clock_mhz=raw.sm_clock_mhz, integral_mj=integral_mj,
+        """Take one sample now, on the calling thread.
+
+        Where another thread's reading hangs in the driver this waits once, briefly, and from then on not at
+        all: the sample is then empty.
+        """
+        if not self._lock.acquire(timeout=0.0 if self._stuck else LOCK_TIMEOUT_S):
+            self._stuck = True
+            return Sample(
+                monotonic_ns=time.monotonic_ns(), time_ns=time.time_ns(), energy_mj=None, power_mw=None,
+                sm_clock_mhz=None, integral_mj=0.0,
             )  # fmt: skip
-            self._samples.append(sample)
-            if raw.power_mw is not None:
-                self._last_good = sample
-            return sample
+        try:
+            self._stuck = False
+            return self._take()
+        finally:
+            self._lock.release()
+
+    def _take(self) -> Sample:
+        raw = self._gpu.sample()
+        now_ns, good = time.monotonic_ns(), self._last_good
+        last = self._samples[-1] if self._samples else None
+        integral_mj = last.integral_mj if last else 0.0
+        if raw.power_mw is None:
+            self.missed += 1
+        elif good is not None and good.power_mw is not None:
+            # mW * ns = 1e-9 mJ; the trapezoid spans readings that were missed in between
+            mean_mw = (good.power_mw + raw.power_mw) / 2
+            integral_mj = good.integral_mj + mean_mw * (now_ns - good.monotonic_ns) * 1e-9
+        if last and _went_back(last.energy_mj, raw.energy_mj):
+            self.counter_backsteps += 1
+        sample = Sample(
+            monotonic_ns=now_ns, time_ns=time.time_ns(), energy_mj=raw.energy_mj, power_mw=raw.power_mw,
+            sm_clock_mhz=raw.sm_clock_mhz, integral_mj=integral_mj,
+        )  # fmt: skip
+        self._samples.append(sample)
+        if raw.power_mw is not None:
+            self._last_good = sample
+        return sample
 
     def energy_between_j(self, start: Sample, end: Sample) -> tuple[float | None, float]:
         """Return the integrated power between two samples, J, and the longest time without a reading, s.
@@ -140,6 +148,10 @@ class Sampler:
             self.take()
             due = max(due + self.period_s, time.monotonic())
             self._wake.wait(due - time.monotonic())
+
+
+def _went_back(before_mj: int | None, now_mj: int | None) -> bool:
+    return before_mj is not None and now_mj is not None and now_mj < before_mj
 
 
 def _or_missing(value: int | None) -> int:

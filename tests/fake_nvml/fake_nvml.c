@@ -155,7 +155,10 @@ static int find(const char *const *names, int count, const char *name) {
 }
 
 int fake_create(const char *path, int num_gpus) {
-  if (attach(path) != 0 || num_gpus > MAX_GPUS) return -1;
+  pthread_mutex_lock(&local);
+  int failed = num_gpus > MAX_GPUS || attach(path) != 0;
+  pthread_mutex_unlock(&local);
+  if (failed) return -1;
   enter();
   memset(S, 0, sizeof *S);
   S->num_gpus = num_gpus;

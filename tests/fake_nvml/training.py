@@ -46,7 +46,7 @@ def main():
     if ending == "handled":
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
     running = governor(index)
-    train(running, 30)
+    train(running, 1 if ending == "seconds" else 30)
     if ending == "exception":
         raise ValueError("training failed")
     if ending == "hard exit":

@@ -186,6 +186,15 @@ def test_one_owner_by_lock_and_the_next_one_after_its_death(fake):
     third.close()
 
 
+def test_strangers_on_the_gpu_are_reported(fake, caplog):
+    stranger = 1 if os.getppid() != 1 else 2
+    fake.set(0, pid0=os.getpid(), pid1=stranger)
+    meter = open_meter(0)
+    assert meter.foreign_processes() == (stranger,)
+    assert [f"used by processes {stranger};" in r.message for r in caplog.records] == [True]
+    meter.close()
+
+
 def test_no_gpu_is_one_message(fake, monkeypatch, caplog):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert open_meter(0) is None

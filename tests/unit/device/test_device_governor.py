@@ -5,6 +5,7 @@ import pytest
 
 from kareus.device import Governor
 from kareus.device.control import Undo
+from kareus.device.governor import dwell_for
 from kareus.device.journal import JournalEntry, entry_for, read_entry, start_ticks, write_entry
 from kareus.device.locks import GpuLock
 from kareus.device.visible import open_gpu
@@ -143,11 +144,20 @@ def test_the_plan_is_executed_within_one_dwell(fake, gpu):
 
 def test_a_lock_that_does_not_take_is_counted_and_said_once(fake, gpu, caplog):
     fake.set(0, lock_ignored=1)
-    governor = quick(gpu, regions(1200, limit_w=600.0))
-    governor.enter(0)
-    until(lambda: governor.report().verdicts.get("not_taken") == 2)
+    governor = quick(gpu, [ClockRegion(sm_clock_mhz=1200, memory_clock_mhz=2201, power_limit_w=600.0)])
+    until(lambda: governor.report().verdicts.get("not_taken") == 3)
     governor.stop()
     assert len([r for r in caplog.records if "did not take" in r.message]) == 1
+
+
+def test_both_clocks_are_read_back(fake, gpu):
+    governor = quick(gpu, [ClockRegion(sm_clock_mhz=1200, memory_clock_mhz=2201)])
+    until(lambda: governor.report().verdicts == {"reached": 2})
+    governor.stop()
+
+
+def test_the_dwell_is_a_second_unless_switching_was_measured_to_be_faster():
+    assert [dwell_for(s) for s in (0.0, 0.15, 0.02, 0.001)] == [1.0, 1.0, 0.4, 0.25]
 
 
 def test_a_power_cap_is_not_the_locks_fault(fake, gpu):

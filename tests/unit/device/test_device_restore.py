@@ -112,6 +112,20 @@ def test_lock_and_journal_outlive_a_kill_of_both(gpus, nvml):
     process.stderr.close()
 
 
+def test_two_processes_one_gpu_never_fight(gpus):
+    first = start(gpus, 0, "loop")
+    assert first.stdout.readline() == "set\n"
+    second = start(gpus, 0, "seconds")
+    _, err = second.communicate(timeout=60)
+    assert f"another process sets those of Fake A {gpus.uuid(0)} (pid {first.pid} on " in err
+    assert second.returncode == 0
+    assert not is_restored(gpus, 0)
+    assert first.poll() is None
+    first.send_signal(signal.SIGTERM)
+    first.communicate(timeout=30)
+    assert is_restored(gpus, 0)
+
+
 def save(moment, runs, changed, times):
     """Keep the raw times where KAREUS_KILL_RESULTS names a directory."""
     directory = os.environ.get("KAREUS_KILL_RESULTS")

@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -90,6 +91,19 @@ def test_samples_in_the_background_and_stops(fake, nvml):
     calls = fake.calls("nvmlDeviceGetClockInfo")
     time.sleep(0.05)
     assert fake.calls("nvmlDeviceGetClockInfo") == calls
+
+
+def test_a_driver_that_hangs_does_not_hang_its_callers(monkeypatch):
+    monkeypatch.setattr("kareus.device.sampler.LOCK_TIMEOUT_S", 0.05)
+    release = threading.Event()
+    gpu = Scripted()
+    gpu.sample = lambda: release.wait(10) and RawSample(energy_mj=1, power_mw=1, sm_clock_mhz=1)
+    sampler = Sampler(gpu, period_s=0.001).start()
+    time.sleep(0.05)
+    samples = [sampler.take() for _ in range(100)]
+    assert {sample.energy_mj for sample in samples} == {None}
+    release.set()
+    sampler.stop()
 
 
 def test_a_lost_gpu_ends_sampling(fake, nvml):
