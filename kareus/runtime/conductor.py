@@ -80,6 +80,7 @@ class Conductor:
         self.arm: Arm = "observe"
         self.evaluating = False
         self.sampling = False
+        self.last_end: Any = None
         self.issues = IssueLog()
         self.measure = StepMeasure()
         self._ordinals: dict[tuple[str, str, str], int] = {}
@@ -157,4 +158,5 @@ class Conductor:
                 self.measure.host_us += (time.perf_counter() - start) * 1e6
                 self.watch.leave(token, None)
             else:
-                self.watch.leave(token, self.timeline.mark())
+                self.last_end = self.timeline.mark(timing=self.sampling)
+                self.watch.leave(token, self.last_end)

@@ -171,6 +171,9 @@ class DdpDriver:
     def prepare(self, exchange: Exchange) -> None:
         """Nothing to agree on: buckets are issued in their own order."""
 
+    def end_step(self) -> None:
+        """Nothing to complete: buckets are measured as they end."""
+
     def on_arm(self) -> None:
         """Nothing to switch: decisions are looked up for each bucket."""
 

@@ -21,6 +21,7 @@ from kareus.runtime.deferral import ReduceDeferral
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.launch import LaunchBoard
 from kareus.runtime.paths import scale_for
+from kareus.runtime.stalls import Stalls
 from kareus.runtime.torch_api import AllGather, FsdpUnit, ReduceScatter
 from kareus.runtime.windows import Target, Windows, anchor_token, plan_windows, point_token
 from kareus.schedule import LaunchPoint, Path
@@ -95,6 +96,7 @@ class Fsdp2Driver:
         self._tokens: list[str] = []
         self._occurrences: dict[tuple[str, str], int] = {}
         self._compute_stream: Any = None
+        self._stalls = Stalls(conductor)
         self._lists_taken = False
         self._unwrap_root: Callable[[], None] = lambda: None
         self.board = LaunchBoard(
@@ -162,7 +164,9 @@ class Fsdp2Driver:
             recomputing = torch_api.in_backward()
             if not recomputing:
                 self._anchor("pre_forward", unit)
+            self._stalls.arrive()
             result = originals["pre_forward"](*args, **kwargs)
+            self._stalls.gathered(unit.name)
             if not recomputing:
                 self._entered_forward(unit)
             return result
@@ -179,7 +183,9 @@ class Fsdp2Driver:
         def pre_backward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
             self._anchor("pre_backward", unit)
+            self._stalls.arrive()
             result = originals["pre_backward"](*args, **kwargs)
+            self._stalls.gathered(unit.name)
             self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="before"))
             return result
 
@@ -187,7 +193,10 @@ class Fsdp2Driver:
             self._compute_stream = self.timeline.current_stream()
             self._anchor("post_backward", unit)
             self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="after"))
-            return self.deferral.post_backward(group, lambda: originals["post_backward"](*args, **kwargs))
+            self._stalls.before_reduce()
+            result = self.deferral.post_backward(group, lambda: originals["post_backward"](*args, **kwargs))
+            self._stalls.after_reduce()
+            return result
 
         def prefetch(target: Any, pass_type: str) -> None:
             self._default_prefetch(target, pass_type, originals["_prefetch_unshard"])
@@ -341,6 +350,7 @@ class Fsdp2Driver:
                 work = comm.inner(
                     output_tensor=output, input_tensor=tensor, group=ticket.group, async_op=async_op
                 )
+        self._stalls.gather_issued(comm.unit.name)
         self._after(ticket)
         return work
 
@@ -367,10 +377,15 @@ class Fsdp2Driver:
                 work = comm.inner(
                     output_tensor=output, input_tensor=tensor, group=ticket.group, op=op, async_op=async_op
                 )
+        self._stalls.reduce_issued()
         self._after(ticket)
         return work
 
     # Switching and leaving
+
+    def end_step(self) -> None:
+        """Complete what is measured of the step that ends."""
+        self._stalls.end_step()
 
     def on_arm(self) -> None:
         """Take over the user's prefetch lists while the schedule sets prefetching, give them back after."""

@@ -28,6 +28,9 @@ class Driver(Protocol):
     def uninstall(self) -> None:
         """Let go of it."""
 
+    def end_step(self) -> None:
+        """Complete what is measured of the step that ends."""
+
     def on_arm(self) -> None:
         """React to a switch of the arm at a step boundary."""
 
@@ -187,6 +190,8 @@ class Session:
         assert conductor is not None
         assert pilot is not None
         end = conductor.timeline.mark(timing=True)
+        if self.driver is not None:
+            self.driver.end_step()
         measure, issues = conductor.begin_step()
         arm = conductor.arm
         names = "\n".join(str(key) for key in issues.keys)
