@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--max-energy-mj", type=_positive, help="energy limit, in place of the file's")
     p.add_argument("--time-limit", type=float, default=40.0, metavar="S", help="seconds in all (default 40)")
     p.add_argument("--deterministic-time", type=float, help="limit on OR-Tools' machine-independent clock")
-    p.add_argument("--gap", type=float, default=5e-4, help="relative gap to stop at, 0 for the optimum")
+    p.add_argument("--gap", type=float, default=9e-4, help="relative gap to stop at, 0 for the optimum")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--robust", action="store_true", help="optimise the 90 %% worst case of the options")
     p.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")

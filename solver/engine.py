@@ -29,6 +29,7 @@ PROOF_GAP = 1e-3  # a point counts as proven when its bound is this close and bo
 TREE_GAP = 1e-4  # where the tree stops; far below what the tables' noise is worth
 TREE_NODES = 400
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 3, 6
+_LEAST_CPSAT_S = 0.1  # building the model alone takes about as long
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Settings:
     time_limit_s: float = 10.0
     deterministic_time: float | None = None
     seed: int = 0
-    gap: float = 5e-4
+    gap: float = 9e-4
     tie: float = 1e-4
     robust: bool = False
     tree: bool = True
@@ -72,6 +73,9 @@ class Engine:
     Args:
         problem: the instance. settings: how to solve.
 
+    Attributes:
+        last: table rows of the last plan found, to start the next point from.
+
     Raises:
         ProblemError: the problem makes no sense.
     """
@@ -81,6 +85,7 @@ class Engine:
         self.problem = problem
         self.settings = settings
         self.tables = build_tables(worst_case(problem) if settings.robust else problem)
+        self.last: Ints | None = None
         self._tree = None if self.tables is None else PatternTree(self.tables)
 
     def solve(
@@ -113,7 +118,9 @@ class Engine:
             run.offer(start)
         if find_spec("ortools") is None:
             return run.result(Status.HEURISTIC, 0.0, "")
-        return run.prove(self._tree)
+        solution = run.prove(self._tree)
+        self.last = run.best
+        return solution
 
 
 class _Run:
@@ -169,7 +176,8 @@ class _Run:
         proofs: dict[str, float] = {}
         if self.settings.tree:
             proofs["lagrangian"] = self._search(tree)
-        if self.settings.cpsat and not self.interrupted:
+        in_time = self.until - time.monotonic() > _LEAST_CPSAT_S or not proofs
+        if self.settings.cpsat and not self.interrupted and in_time:
             proofs["cp-sat"] = self._cpsat(tree)
         if sum(_gap(self.value, b) <= PROOF_GAP for b in proofs.values()) < 2 and not self.interrupted:
             exact = exact_optimum(self.tables, self.goal, below=self.value)

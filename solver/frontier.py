@@ -22,7 +22,7 @@ def frontier(
     time_limit_s: float = 40.0,
     deterministic_time: float | None = None,
     seed: int = 0,
-    gap: float = 5e-4,
+    gap: float = 9e-4,
     tie: float = 1e-4,
     robust: bool = False,
     progress: ProgressFn | None = None,
@@ -32,7 +32,7 @@ def frontier(
     Args:
         problem: the instance; its limits hold for every point.
         points: time limits asked for; points that coincide are returned once.
-        time_limit_s: wall time for all of them together.
+        time_limit_s: wall time for all of them together; points it leaves no time for are missing.
         deterministic_time, seed, gap, tie, robust, progress: as in `solve`, for each point.
 
     Raises:
@@ -67,13 +67,14 @@ def frontier(
     found = [cheapest]
     interrupted = cheapest.interrupted or fastest.interrupted
     targets = np.linspace(first, last, max(points, 2)).round().astype(np.int64)[:-1]
-    for i, target in enumerate(targets[::-1].tolist()):
-        if interrupted:
+    for i, target in enumerate(targets.tolist()):
+        if interrupted or time.monotonic() - began > time_limit_s:
             break
         point = engine.solve(
             Objective.ENERGY,
             replace(limits, time_us=int(target)),
             time_limit_s=share(len(targets) - i),
+            start=engine.last,
             progress=progress,
         )
         interrupted = point.interrupted

@@ -16,7 +16,7 @@ def solve(
     time_limit_s: float = 10.0,
     deterministic_time: float | None = None,
     seed: int = 0,
-    gap: float = 5e-4,
+    gap: float = 9e-4,
     tie: float = 1e-4,
     robust: bool = False,
     progress: ProgressFn | None = None,

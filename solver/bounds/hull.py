@@ -135,19 +135,25 @@ class Hull:
         )
 
 
+def _parallel(x: Floats, y: Floats) -> bool:
+    """Whether two vectors point the same way."""
+    cross = float(x[0] * y[1] - x[1] * y[0])
+    along = float(x[0] * y[0] + x[1] * y[1])
+    return along > 0 and abs(cross) <= 1e-12 * along
+
+
 def _dual(line: Floats, value: float, goal: Linear) -> float:
     """Bound one line gives, alone or with one limit's multiplier."""
     best = -np.inf
-    size = float(line @ line)
-    along = float(line @ goal.cost) / size
-    if along > 0 and np.allclose(line * along, goal.cost, rtol=1e-12, atol=0):
-        best = along * value
-    for row, limit in zip(goal.rows, goal.limits, strict=True):
-        det = line[0] * -row[1] + row[0] * line[1]
-        if abs(det) <= 1e-14 * np.sqrt(size) * np.hypot(*row):
+    c0, c1 = float(goal.cost[0]), float(goal.cost[1])
+    a, b = float(line[0]), float(line[1])
+    if _parallel(line, goal.cost):
+        best = value * (a * c0 + b * c1) / (a * a + b * b)
+    for (r0, r1), limit in zip(goal.rows.tolist(), goal.limits.tolist(), strict=True):
+        det = r0 * b - a * r1  # cost + u * row = s * line, solved by Cramer's rule
+        if abs(det) <= 1e-14 * float(np.hypot(a, b) * np.hypot(r0, r1)):
             continue
-        s = (goal.cost[0] * -row[1] + row[0] * goal.cost[1]) / det
-        u = (line[0] * goal.cost[1] - line[1] * goal.cost[0]) / det
+        s, u = (r0 * c1 - c0 * r1) / det, (a * c1 - b * c0) / det
         if s >= 0 and u >= 0:
             best = max(best, s * value - u * limit)
     return best
@@ -157,9 +163,10 @@ def _refutes(line: Floats, value: float, goal: Linear) -> bool:
     """Whether the line contradicts the limits: line = u . rows with u >= 0, but value > u . limits."""
     slack = 1e-9 * abs(value)
     for row, limit in zip(goal.rows, goal.limits, strict=True):
-        u = float(line @ row) / float(row @ row)
-        if u > 0 and np.allclose(row * u, line, rtol=1e-12, atol=0) and value > u * limit + slack:
-            return True
+        if _parallel(line, row):
+            u = float(line @ row) / float(row @ row)
+            if value > u * limit + slack:
+                return True
     if len(goal.rows) == 2:
         det = float(np.linalg.det(goal.rows))
         if det:

@@ -259,18 +259,23 @@ def _move(
     state: Floats, source: Floats, stay: int, price: Floats, moves: list[tuple[int, Bools, Ints]]
 ) -> None:
     """Enter `stay` from `source` at another level wherever that is cheaper than being there already."""
-    levels = source.shape[2]
+    num, firsts, levels = source.shape
     if levels < 2:
         return
-    best = source.argmin(axis=2)
-    low = np.take_along_axis(source, best[..., None], axis=2)
-    other = source.copy()
-    np.put_along_axis(other, best[..., None], np.inf, axis=2)
-    second = other.argmin(axis=2)
-    own = best[..., None] == np.arange(levels)
-    entry = np.where(own, np.take_along_axis(other, second[..., None], axis=2), low) + price[:, None, None]
+    flat = source.reshape(num * firsts, levels)
+    every = np.arange(len(flat))
+    best = flat.argmin(axis=1)
+    low = flat[every, best]
+    other = flat.copy()
+    other[every, best] = np.inf
+    second = other.argmin(axis=1)
+    entry = np.repeat(low[:, None], levels, axis=1)
+    entry[every, best] = other[every, second]
+    origin = np.repeat(best[:, None], levels, axis=1)
+    origin[every, best] = second
+    entry = entry.reshape(source.shape) + price[:, None, None]
     better = entry < state[:, :, stay, :]
-    moves.append((stay, better, np.where(own, second[..., None], best[..., None])))
+    moves.append((stay, better, origin.reshape(source.shape)))
     state[:, :, stay, :] = np.where(better, entry, state[:, :, stay, :])
 
 

@@ -34,16 +34,16 @@ def repeats(chain: Ints) -> list[tuple[int, int, int]]:
     return found
 
 
-def cut_positions(chain: Ints, windows: Iterable[int] = ()) -> Ints:
+def cut_positions(spans: int, stretches: list[tuple[int, int, int]], windows: Iterable[int] = ()) -> Ints:
     """Return int64[cuts], ascending, from 1 to the number of spans, where a change of clock is worth trying.
 
     Args:
-        chain: kind of each span. windows: ends of windows a cut is confined to.
+        spans: length of the chain. stretches: of the chain, from `repeats`.
+        windows: ends of windows a cut is confined to.
     """
-    spans = len(chain)
     places: set[int] = {spans}
     extra = [w for w in windows if 0 < w <= spans]
-    for start, end, period in repeats(chain):
+    for start, end, period in stretches:
         if not period:
             places.update(range(start, end + 1))
             continue

@@ -19,7 +19,7 @@ import numpy as np
 
 from solver.bounds.hull import Hull, Linear
 from solver.bounds.oracle import Oracle, Shape
-from solver.bounds.positions import cut_positions
+from solver.bounds.positions import cut_positions, repeats
 from solver.plan import Goal, dwell_met, fill, totals_of
 from solver.rungs import (
     NONE,
@@ -42,7 +42,7 @@ class Node:
 
     shape: Shape
     hull: Hull = field(default_factory=Hull)
-    children: list[Node] | None = None
+    children: list[Node] = field(default_factory=list)
     parted: bool = False
 
 
@@ -73,6 +73,7 @@ class PatternTree:
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
         self.oracle = Oracle(tables)
+        self._stretches = repeats(tables.chain)
         levels = self.oracle.levels
         fixed = tables.one_clock or tables.free_switches
         self.root = Node(
@@ -121,7 +122,7 @@ class PatternTree:
                     new = float(goal.value(totals_of(self.tables, picked)))
                     if new < value and accept(picked):
                         best, value = picked, new
-                if node.children is None:
+                if not node.parted:  # what is a leaf for one goal may not be one for another
                     node.parted, node.children = self._split(node, linear)
                 self._refine(node.children, linear)
             except KeyboardInterrupt:
@@ -186,7 +187,8 @@ class PatternTree:
         pays = any(a * oracle.switch_us + b * oracle.switch_mj < 0 for _, (a, b) in group)
         if pays and group[0][0].shape.open_end:
             return np.arange(1, len(self.tables.chain) + 1, dtype=np.int64)
-        return cut_positions(self.tables.chain, {int(w) for n, _ in group for w in n.shape.windows.ravel()})
+        windows = {int(w) for n, _ in group for w in n.shape.windows.ravel()}
+        return cut_positions(len(self.tables.chain), self._stretches, windows)
 
     def _plans(self, node: Node, linear: Linear, goal: Goal) -> list[Ints]:
         """Plans near the node's best mix: its affordable end, filled up."""
