@@ -1,0 +1,263 @@
+"""Arms of a comparison: stock, schedules, and the bounds without communication.
+
+An arm's name is a list of words joined by "+":
+
+    ce, ce-rs, ce-ar   all-gathers, reduce-scatters, all-reduces by the copy engine
+    ag8, rs8, ar8      thread blocks (CTAs) of all-gathers, reduce-scatters, all-reduces
+    sep                reduce-scatters on a communicator of their own
+    pf2, defer1        gather so many units ahead; issue reduce-scatters so many units late
+    serial, serial-ag, serial-rs, serial-ar   wait for every (such) collective at once
+    launch-SUB-SIDE    a unit's all-gather starts no earlier than before/after submodule SUB of the unit
+                       that runs before it ("launch-mlp-before")
+
+Besides: "stock", "bound" (no communication at all), "no-ag" and "no-rs" (one kind missing).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from gpu_job import Job
+
+BOUNDS = ("bound", "no-ag", "no-rs")
+
+
+class Arm:
+    """One way to run steps; `enter` and `leave` bracket a block."""
+
+    sync = True
+
+    def __init__(self, name: str, job: Job) -> None:
+        self.name, self.job = name, job
+
+    def enter(self) -> None:
+        """Take hold of the model."""
+
+    def leave(self) -> None:
+        """Let go of it."""
+
+    def after_step(self) -> None:
+        """A step has ended."""
+
+    def settle_steps(self) -> int:
+        """Steps it needs in a block before its decisions are in force."""
+        return 0
+
+    def facts(self) -> dict[str, Any]:
+        """What it turned out to be, for the raw data."""
+        return {}
+
+    def close(self) -> None:
+        """Free what it holds."""
+
+
+class ScheduleArm(Arm):
+    """A schedule replayed by Kareus itself, without its guard (the benchmark compares)."""
+
+    def __init__(self, name: str, job: Job, schedule: Any) -> None:
+        super().__init__(name, job)
+        import kareus
+
+        self.schedule = schedule
+        self.session = kareus.attach(job.model, None, schedule=schedule, mode="replay", guard=False)
+        self._installed = True
+        self.tickets: list[Any] = []
+        opening = self.session.conductor.open
+
+        def opened(*args: Any) -> Any:
+            ticket = opening(*args)
+            self.tickets.append(ticket)
+            return ticket
+
+        self.session.conductor.open = opened
+        self.last_tickets: list[Any] = []
+        self.leave()
+
+    def enter(self) -> None:
+        if not self._installed:
+            self.session.driver.install()
+            self._installed = True
+
+    def leave(self) -> None:
+        if self._installed:
+            self.session.driver.uninstall()
+            self._installed = False
+
+    def after_step(self) -> None:
+        self.session.step()
+        self.last_tickets, self.tickets = self.tickets, []
+
+    def settle_steps(self) -> int:
+        return 0 if self.session.state == "replay" else 8
+
+    def facts(self) -> dict[str, Any]:
+        report = self.session.report()
+        return {
+            "digest": self.schedule.digest(),
+            "state": report["state"],
+            "reason": report["reason"],
+            "counts": report["counts"],
+            "ladder": report["ladder"],
+            "issued": [
+                f"{t.key} {t.path.name} {t.decision.num_ctas or 'default'}" for t in self.last_tickets
+            ],
+        }
+
+    def close(self) -> None:
+        self.enter()  # detach takes the driver out itself
+        self.session.detach()
+
+
+class FsdpBoundArm(Arm):
+    """FSDP2 without communication on real values: every unit keeps the weights it once gathered.
+
+    Only this rank's part of them is written anew each step, by FSDP's own copy-in; gradients are this
+    rank's chunk. Buffers that were never filled would make GEMMs faster than any schedule can.
+    """
+
+    def __init__(self, name: str, job: Job) -> None:
+        super().__init__(name, job)
+        from kareus.runtime.torch_api import fsdp_units
+
+        self.units = fsdp_units(job.model)
+        self.originals: list[tuple[Any, Any, Any]] = []
+
+    def enter(self) -> None:
+        for unit in self.units:
+            gather, scatter = unit.group._all_gather_comm, unit.group._reduce_scatter_comm
+            self.originals.append((unit, gather, scatter))
+            if self.name != "no-rs":
+                unit.module.set_custom_all_gather(_kept_gather(gather))
+            if self.name != "no-ag":
+                unit.module.set_custom_reduce_scatter(_local_scatter(scatter))
+
+    def leave(self) -> None:
+        for unit, gather, scatter in self.originals:
+            unit.module.set_custom_all_gather(gather)
+            unit.module.set_custom_reduce_scatter(scatter)
+        self.originals.clear()
+
+
+def _kept_gather(inner: Any) -> Any:
+    from kareus.runtime.torch_api import AllGather
+
+    class KeptGather(AllGather):
+        """Gathers once into a buffer of the unit's own, then gives that buffer back."""
+
+        def __init__(self) -> None:
+            self.buffer: Any = None
+            self.filled = False
+
+        def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
+            if self.buffer is None:
+                self.buffer = inner.allocate(size, dtype=dtype, device=device)
+            return self.buffer
+
+        def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+            if self.filled:
+                return None
+            self.filled = True
+            return inner(output_tensor, input_tensor, group, async_op)
+
+    return KeptGather()
+
+
+def _local_scatter(inner: Any) -> Any:
+    from kareus.runtime.torch_api import ReduceScatter
+
+    class LocalScatter(ReduceScatter):
+        """Copies this rank's chunk of its own gradient."""
+
+        def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
+            return inner.allocate(size, dtype=dtype, device=device)
+
+        def __call__(
+            self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False
+        ) -> Any:
+            chunk = input_tensor.view(group.size(), -1)[group.rank()]
+            output_tensor.view(-1).copy_(chunk)
+
+    return LocalScatter()
+
+
+class DdpBoundArm(Arm):
+    """DDP without communication: no_sync."""
+
+    sync = False
+
+
+def make_arm(name: str, job: Job, files: dict[str, str]) -> Arm:
+    """Build an arm by its name, or by the schedule file given for that name.
+
+    Raises:
+        ValueError: a word that means nothing.
+    """
+    from kareus.schedule import Schedule
+
+    if name == "stock":
+        return Arm(name, job)
+    if name in files:
+        return ScheduleArm(name, job, Schedule.load(files[name]))
+    if name in BOUNDS:
+        return FsdpBoundArm(name, job) if job.args.wrapper == "fsdp2" else DdpBoundArm(name, job)
+    return ScheduleArm(name, job, named_schedule(name, job))
+
+
+def named_schedule(name: str, job: Job) -> Any:
+    """The schedule a name stands for; see the module."""
+    from kareus.runtime.fingerprint import describe_job, fingerprint
+    from kareus.schedule import CollectiveKey, Decision, LaunchPoint, Path, Schedule
+
+    described = fingerprint(describe_job(job.model))
+    units = [unit.name for unit in described.units if unit.name]
+    ctas: dict[str, int] = {}
+    engine: set[str] = set()
+    waits: set[str] = set()
+    whole: dict[str, Any] = {}
+    launch: tuple[str, str] | None = None
+    kinds = {"ag": "all_gather", "rs": "reduce_scatter", "ar": "all_reduce"}
+    for word in name.split("+"):
+        if match := re.fullmatch(r"(ag|rs|ar)(\d+)", word):
+            ctas[kinds[match[1]]] = int(match[2])
+        elif match := re.fullmatch(r"ce(?:-(ag|rs|ar))?", word):
+            engine.add(kinds[match[1] or "ag"])
+        elif match := re.fullmatch(r"serial(?:-(ag|rs|ar))?", word):
+            waits |= {kinds[match[1]]} if match[1] else set(kinds.values())
+        elif match := re.fullmatch(r"pf(\d+)", word):
+            whole |= {"forward_prefetch": int(match[1]), "backward_prefetch": int(match[1])}
+        elif match := re.fullmatch(r"defer(\d+)", word):
+            whole["reduce_scatter_deferral"] = int(match[1])
+        elif word == "sep":
+            whole["separate_reduce_scatter_group"] = True
+        elif match := re.fullmatch(r"launch-([\w.]+)-(before|after)", word):
+            launch = match[1], match[2]
+        else:
+            raise ValueError(f"{word!r} in arm {name!r}: not one of the words in gpu_arms.py")
+
+    def decision(kind: str, unit: str, phase: str, previous: str | None = None) -> Decision:
+        point = None
+        if launch is not None and previous is not None:
+            point = LaunchPoint(module=f"{previous}.{launch[0]}", phase=phase, side=launch[1])
+        return Decision(
+            collective=CollectiveKey(kind=kind, unit=unit, phase=phase),
+            num_ctas=None if kind in engine else ctas.get(kind),
+            path=Path.COPY_ENGINE if kind in engine else Path.NCCL,
+            launch=point,
+            serialise=kind in waits,
+        )
+
+    if job.args.wrapper == "ddp":
+        decisions = [decision("all_reduce", f"bucket.{i}", "backward") for i in range(256)]
+    else:
+        decisions = [decision("all_gather", "", "forward")]
+        decisions += [
+            decision("all_gather", u, "forward", units[i - 1] if i else None) for i, u in enumerate(units)
+        ]
+        decisions += [
+            decision("all_gather", u, "backward", units[i + 1] if i + 1 < len(units) else None)
+            for i, u in reversed(list(enumerate(units)))
+        ]
+        decisions += [decision("reduce_scatter", u, "backward") for u in [*reversed(units), ""]]
+    kept = tuple(d for d in decisions if not d.is_stock)
+    return Schedule(fingerprint=described, decisions=kept, **whole)
