@@ -4,6 +4,7 @@
     python tests/bench/bench_policies.py perseus-long         24, 48 and 96 micro-batches
     python tests/bench/bench_policies.py twente               saving against switching time
     python tests/bench/bench_policies.py chase                carbon against stock and against fixed choices
+    python tests/bench/bench_policies.py zeus                 cost of recurring jobs against an oracle
 
 The tables are read from KAREUS_SHARED (or ../shared beside the checkout).
 """
@@ -14,16 +15,19 @@ import argparse
 import csv
 import itertools
 import json
+import math
 import os
 import platform
 import sys
 import time
+from collections import defaultdict
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
 
+from kareus.plan.policies.batch_size import BatchSizeSearch
 from kareus.plan.policies.chase import ChaseCost, always, chase, run_job, within_deadline
 from kareus.plan.policies.choose import Point
 from kareus.plan.policies.perseus import BLOCKING_POWER_W, plan_pipeline
@@ -31,6 +35,7 @@ from kareus.plan.policies.pipeline import one_f_one_b, read_stage_profile
 from kareus.plan.policies.series import Series, forecast, read_series_csv
 from kareus.plan.policies.twente import Kernel, KernelOption
 from kareus.plan.policies.twente_switch import Switching, select_switching
+from kareus.plan.policies.zeus import CostRule
 from solver.slack_round import Graph
 
 SHARED = Path(os.environ.get("KAREUS_SHARED", Path(__file__).parents[3] / "shared"))
@@ -162,7 +167,9 @@ def run_lowtime(model, gpu, micro_batches, unit_s):
         used = [
             measured[op.stage, op.kind][knob] for op, knob in zip(pipeline.operations, knobs, strict=True)
         ]
-        makespan = float(graph.makespan(np.array([[o.time_s] for o in used]))[0])
+        # Whole microseconds, rounded up, as in the tables our plans and bounds are made from.
+        whole = np.ceil(np.array([[o.time_s * 1e6] for o in used]) - 1e-9) * 1e-6
+        makespan = float(graph.makespan(whole)[0])
         own = sum(o.energy_j - power * o.time_s for o in used)
         real.append((makespan, own + STAGES * power * makespan))
     return np.array(promised), np.array(real), spent
@@ -314,11 +321,79 @@ def chase_rows():
     write("policies_chase", data)
 
 
+# Target metric and default batch size of each job (Zeus, NSDI'23).
+JOBS = {
+    ("cifar100", "shufflenetv2", "adadelta"): (0.6, 1024),
+    ("imagenet", "resnet50", "adadelta"): (0.65, 256),
+    ("librispeech", "deepspeech2", "adamw"): (40.0, 192),
+    ("movielens-1m", "ncf", "adam"): (0.41, 1024),
+    ("squad", "bert_base_uncased", "adamw"): (84.0, 32),
+    ("sentiment140", "bert_base_uncased", "adamw"): (0.84, 128),
+}
+
+
+def zeus():
+    data = []
+    for gpu, watts in (("v100", 250), ("a40", 300), ("p100", 250)):
+        rule = CostRule(max_power_w=watts, world_size=1)
+        power = defaultdict(lambda: defaultdict(list))
+        for r in rows(DATA / f"nsdi23_trace/summary_power_{gpu}.csv"):
+            seconds = float(r["time_per_epoch"])
+            cost = rule.cost_j(time_s=seconds, energy_j=seconds * float(r["average_power"]))
+            power[r["dataset"], r["network"], r["optimizer"]][int(r["batch_size"])].append(cost)
+        for job, (target, default) in JOBS.items():
+            epochs = defaultdict(list)
+            for r in rows(DATA / "nsdi23_trace/summary_train.csv"):
+                if (r["dataset"], r["network"], r["optimizer"]) == job and float(
+                    r["target_metric"]
+                ) == target:
+                    epochs[int(r["batch_size"])].append(float(r["target_epoch"]))
+            sizes = sorted(b for b in power[job] if b in epochs)
+            expected = {
+                b: float(np.mean(epochs[b])) * min(power[job][b])
+                for b in sizes
+                if np.isfinite(epochs[b]).all()
+            }
+            oracle = min(expected.values())
+            recurrences = 2 * len(sizes) * max(len(power[job][b]) for b in sizes)
+            later, during = [], []
+            for seed in range(20):
+                generator, measured = np.random.default_rng(seed), set()
+                search = BatchSizeSearch(sizes, default if default in sizes else max(expected), seed=seed)
+                for run in range(recurrences + 20):
+                    size = search.next()
+                    goal, epoch, spent = generator.choice(epochs[size]), 0, 0.0
+                    while not epoch >= goal and epoch < 100 and not search.should_stop(spent):
+                        spent += (
+                            float(np.mean(power[job][size]))
+                            if size not in measured
+                            else min(power[job][size])
+                        )
+                        measured.add(size)
+                        epoch += 1
+                    search.report(size, spent, bool(epoch >= goal))
+                    if run < recurrences:
+                        during.append(spent / oracle)
+                    else:
+                        later.append(expected.get(size, math.inf) / oracle)
+            data.append(
+                {
+                    "gpu": gpu,
+                    "job": job,
+                    "recurrences": recurrences,
+                    "after_over_oracle": float(np.mean(later)),
+                    "during_over_oracle": float(np.mean(during)),
+                }
+            )
+            print(json.dumps(data[-1]))
+    write("policies_zeus", data)
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("perseus", "perseus-long", "twente", "chase"))
+    parser.add_argument("what", choices=("perseus", "perseus-long", "twente", "chase", "zeus"))
     parser.add_argument(
         "--lowtime", action="store_true", help="also run lowtime on the same graphs (minutes)"
     )
@@ -331,8 +406,10 @@ def main():
         perseus_long()
     elif args.what == "twente":
         twente()
-    else:
+    elif args.what == "chase":
         chase_rows()
+    else:
+        zeus()
 
 
 if __name__ == "__main__":
