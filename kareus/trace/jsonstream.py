@@ -2,8 +2,9 @@
 
 The text is cut into chunks at event boundaries and each chunk is decoded by msgspec into typed events
 whose arguments stay raw bytes. A chunk that does not decode is mended (bare `inf`/`nan`, control
-characters, stray backslashes) and, if that fails, split into single events, so that one damaged event
-costs itself and nothing else. A file that ends early gives everything up to its last whole event.
+characters, stray backslashes) and, if that fails, split into single events; those
+that do not decode are dropped, so that one damaged event costs itself and nothing else. A file that ends
+early gives everything up to its last whole event.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Event(msgspec.Struct, gc=False):
     name: str = ""
     pid: int | str | None = None
     tid: int | str | None = None
-    ts: float | str = 0.0
-    dur: float | str = 0.0
+    ts: int | float | str = 0
+    dur: int | float | str = 0
     args: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -79,6 +80,7 @@ class EventStream:
     exact: bool = False
     header: dict[str, Any] = field(default_factory=dict)
     damage: Damage = field(default_factory=Damage)
+    _behind: bytes | None = field(default=None, repr=False)
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield lists of events.
@@ -91,18 +93,22 @@ class EventStream:
             read = _reader(file, self.damage)
             rest = self._read_header(read)
             offset = 0
-            while True:
-                more = read(CHUNK_BYTES)
-                cut = _last_boundary(rest)
-                if not more:
-                    break
+            while more := read(CHUNK_BYTES):
+                cut = 0 if self._behind is not None else _last_boundary(rest)
                 if cut:
                     yield self._decode(decoder, rest[:cut], offset)
                     offset += cut
                     rest = rest[cut:].lstrip(b", \r\n\t") + more
                 else:
                     rest += more
-            yield self._decode_end(decoder, rest, offset)
+            if self._behind is None and (cut := _last_boundary(rest)):
+                yield self._decode(decoder, rest[:cut], offset)
+                offset += cut
+                rest = rest[cut:].lstrip(b", \r\n\t")
+            if self._behind is None:
+                yield self._decode_end(decoder, rest, offset)
+            else:
+                self._merge_header(b'{"_":0' + self._behind + rest)
 
     def _read_header(self, read: Callable[[int], bytes]) -> bytes:
         """Read up to the first event; keep what stands before it."""
@@ -143,27 +149,32 @@ class EventStream:
             pass
         try:
             events = decoder.decode(b"[" + _mend(text) + b"]")
-            self.damage.mended += 1
+            self.damage.mended += max(1, len(_NOT_NUMBERS.findall(text)))
             return events  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            return self._decode_singly(decoder, _split(text)[0], offset)
+            pieces, end = _split(text)
+        if end is not None:  # the array closed here; what looked like an event boundary was in the tail
+            self._behind = text[end + 1 :] + b","
+        return self._decode_singly(decoder, pieces, offset)
 
     def _decode_singly(self, decoder: Any, pieces: list[tuple[int, bytes]], offset: int) -> list[Any]:
         events: list[Any] = []
         for start, piece in pieces:
-            for candidate in (piece, _mend(piece)):
-                try:
-                    events += decoder.decode(b"[" + candidate + b"]")
-                    break
-                except (msgspec.MsgspecError, UnicodeDecodeError):
-                    continue
-            else:
+            try:
+                events += decoder.decode(b"[" + piece + b"]")
+                continue
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                pass
+            try:
+                events += decoder.decode(b"[" + _mend(piece) + b"]")
+                self.damage.mended += 1
+            except (msgspec.MsgspecError, UnicodeDecodeError):
                 self.damage.dropped += 1
                 self.damage.first_bad = self.damage.first_bad or f"byte {offset + start}: {piece[:60]!r}"
         return events
 
     def _decode_end(self, decoder: Any, text: bytes, offset: int) -> list[Any]:
-        """The last chunk: events, the array's end, and the keys behind it."""
+        """The last events, the array's end, and the keys behind it."""
         pieces, end = _split(text)
         if end is None:
             self.damage.ended_early = self.damage.ended_early or (
@@ -171,11 +182,7 @@ class EventStream:
             )
         else:
             self._merge_header(b'{"_":0' + text[end + 1 :])
-        body = b",".join(piece for _, piece in pieces)
-        try:
-            return decoder.decode(b"[" + body + b"]")  # type: ignore[no-any-return]
-        except (msgspec.MsgspecError, UnicodeDecodeError):
-            return self._decode_singly(decoder, pieces, offset)
+        return self._decode_singly(decoder, pieces, offset)
 
 
 def _last_boundary(text: bytes) -> int:

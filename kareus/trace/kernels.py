@@ -74,7 +74,7 @@ RULES: tuple[Rule, ...] = (
     # Layout changes around convolutions and KV-cache writes move memory.
     _compute(r"nchwtonhwc|nhwctonchw|store_kvcache|copy_?convert", KernelClass.MEMORY),
     _compute(r"nvjet|gemm|cutlass|xmma|wgmma|matmul|cijk_|_mm_|splitk|conv(?!ert)", KernelClass.GEMM),
-    _compute(r"dgrad|wgrad|gemv|dot_kernel|winograd|triton_(?:mm|tem|bmm)|scudnn|igemm|fprop", KernelClass.GEMM),
+    _compute(r"dgrad|wgrad|gemv|dot_kernel|winograd|triton_(?:mm|tem|bmm)|fprop", KernelClass.GEMM),
     # Memory-bound PyTorch kernels.
     _compute(r"multi_tensor_apply|fusedadam|adam|sgd|lamb", KernelClass.MEMORY),  # OPTIMIZER by phase
     _compute(r"elementwise|vectorized|unrolled|reduce_|(?:layer|rms|batch)_?norm", KernelClass.MEMORY),

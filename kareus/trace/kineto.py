@@ -14,7 +14,7 @@ import numpy as np
 from kareus.errors import InputError
 from kareus.trace import kernels
 from kareus.trace.alone import alone_durations
-from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw
+from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw, whole
 from kareus.trace.regions import ROLE_GATHER, ROLE_REDUCE, Regions, find_regions
 from kareus.trace.steps import find_steps
 from kareus.trace.types import (
@@ -55,7 +55,7 @@ def read_trace(path: str | Path, *, rank: int | None = None, names: Sequence[ker
 
 
 def _no_gpu_work(raw: RawTrace) -> str:
-    backend = str((raw.header.get("distributedInfo") or {}).get("backend", ""))
+    backend = str(raw.distributed.get("backend", ""))
     hint = f" (backend {backend})" if backend else ""
     early = f"; {raw.damage.ended_early}" if raw.damage.ended_early else ""
     return (
@@ -124,14 +124,14 @@ class _Assembly:
         waits = find_waits(ops, collectives, regions, raw.calls, raw.sync, compute_stream)
         self._report_unknown(ops, name)
         rank, world = self._rank()
-        info = raw.header.get("distributedInfo") or {}
+        info = raw.distributed
         device = self._device(rank)
         return Trace(
             path=str(raw.path),
             rank=rank,
             world_size=world,
             gpu=str(device.get("name", "")),
-            num_sms=int(device.get("numSms", 0) or 0),
+            num_sms=whole(device.get("numSms")) or 0,
             nccl_version=str(info.get("nccl_version", "") or ""),
             torch_version=str(raw.header.get("torch_version", "") or ""),
             ops=ops,
@@ -265,11 +265,11 @@ class _Assembly:
         return found
 
     def _rank(self) -> tuple[int, int]:
-        info = self.raw.header.get("distributedInfo") or {}
-        world = int(info.get("world_size", 1) or 1)
+        info = self.raw.distributed
+        world = whole(info.get("world_size"), 1) or 1
         named = _RANK_IN_NAME.search(self.raw.path.name)
         for candidate in (
-            info.get("rank"),
+            whole(info.get("rank")),
             self.asked_rank,
             (named.group(1) or named.group(2)) if named else None,
             0 if world == 1 else None,
@@ -282,12 +282,11 @@ class _Assembly:
         )
 
     def _device(self, rank: int) -> dict[str, Any]:
-        devices = self.raw.header.get("deviceProperties") or []
-        used = int(np.bincount(np.maximum(self.raw.device, 0)).argmax()) if len(self.raw.device) else 0
-        for device in devices:
-            if isinstance(device, dict) and device.get("id") == used:
-                return device
-        return devices[0] if devices and isinstance(devices[0], dict) else {}
+        found = self.raw.header.get("deviceProperties")
+        devices = [d for d in found if isinstance(d, dict)] if isinstance(found, list) else []
+        ids, counts = np.unique(self.raw.device, return_counts=True)
+        used = int(ids[counts.argmax()])
+        return next((d for d in devices if d.get("id") == used), devices[0] if devices else {})
 
     def _report_unknown(self, ops: OpTable, name: I64) -> None:
         unknown = ops.kernel_class == KernelClass.OTHER
@@ -324,7 +323,8 @@ class _Assembly:
             self._warn(
                 "mended",
                 damage.mended,
-                f"{damage.mended} pieces held bare inf/nan, control characters or a byte-order mark; mended",
+                f"{damage.mended} places held bare inf/nan, control characters, stray backslashes or a "
+                "byte-order mark and were mended",
             )
         if self.raw.bad_times:
             self._warn(
@@ -377,16 +377,17 @@ def _ranks(text: str) -> tuple[int, ...]:
 
 
 def _groups(info: dict[str, Any]) -> tuple[ProcessGroup, ...]:
-    groups = info.get("pg_config") or []
-    if isinstance(groups, dict):
-        groups = list(groups.values())
+    groups = info.get("pg_config")
+    groups = list(groups.values()) if isinstance(groups, dict) else groups
     return tuple(
         ProcessGroup(
             name=str(g.get("pg_name", "")),
-            ranks=tuple(r for r in g.get("ranks") or () if isinstance(r, int)),
+            ranks=tuple(r for r in g["ranks"] if isinstance(r, int))
+            if isinstance(g.get("ranks"), list)
+            else (),
             description=str(g.get("pg_desc", "")),
         )
-        for g in groups
+        for g in (groups if isinstance(groups, list) else ())
         if isinstance(g, dict)
     )
 

@@ -21,6 +21,7 @@ from kareus.trace.jsonstream import EventStream
 from kareus.trace.kernels import Rule
 from kareus.trace.kineto import _RANK_IN_NAME, read_trace
 from kareus.trace.manifest import FILE_NAME, Manifest
+from kareus.trace.rawtrace import mapping, whole
 from kareus.trace.types import (
     I64,
     CollectiveKind,
@@ -255,12 +256,12 @@ def _identity(path: Path) -> tuple[int | None, int]:
     stream = EventStream(path)
     for _ in stream.batches():
         break
-    info = stream.header.get("distributedInfo") or {}
+    info = mapping(stream.header, "distributedInfo")
     named = _RANK_IN_NAME.search(path.name)
-    rank = info.get("rank")
+    rank = whole(info.get("rank"))
     if rank is None and named:
         rank = int(named.group(1) or named.group(2))
-    return (None if rank is None else int(rank)), int(info.get("world_size", 1) or 1)
+    return rank, whole(info.get("world_size"), 1) or 1
 
 
 def _missing(

@@ -26,6 +26,7 @@ GPU_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": 
 RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"}
 WAIT_CALLS = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent")
 HOST_SYNC_CALLS = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
+LATEST_NS = 2**62  # the year 2116; sums of two such times still fit an int64
 FLOAT_EXACT_US = 2**53 / 1000  # beyond this, microseconds with three decimals do not fit a float64
 
 Loose = int | float | str | None
@@ -110,7 +111,12 @@ class RawTrace:
     marks: list[tuple[int, int, int, str]] = field(default_factory=list)
     autograd_threads: set[int] = field(default_factory=set)
     cpu_comm: list[tuple[int, int, int, str]] = field(default_factory=list)
-    rank_hint: int | None = None
+
+    @property
+    def distributed(self) -> dict[str, Any]:
+        """The file's distributedInfo, {} where there is none."""
+        return mapping(self.header, "distributedInfo")
+
     events: int = 0
     bad_times: int = 0
 
@@ -157,7 +163,7 @@ class _Collector:
         raw = self.raw
         raw.header = self.stream.header
         base = raw.header.get("baseTimeNanoseconds", 0)
-        raw.base_ns = int(base) if isinstance(base, int | float) else 0
+        raw.base_ns = base if isinstance(base, int) and 0 <= base <= LATEST_NS else 0
         if raw.events == 0:
             raise InputError(
                 f"{self.path}: holds no events"
@@ -185,21 +191,24 @@ class _Collector:
             raw.sync[:, 0] += base
 
     def _ns(self, value: Any) -> int:
-        """Microseconds as number, text or raw JSON to integer nanoseconds; -1 where it is none."""
+        """Microseconds as number, text or raw JSON to integer nanoseconds; -1 where it is no time."""
         if isinstance(value, float | int):
-            return round(value * 1000) if np.isfinite(value) else -1
-        text = bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
+            return round(value * 1000) if -LATEST_NS < value * 1000 < LATEST_NS else -1
         try:
-            return int((Decimal(text.strip('"')) * 1000).to_integral_value())
+            text = bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
+            number = Decimal(text.strip('"')) * 1000
+            return int(number.to_integral_value()) if abs(number) < LATEST_NS else -1
         except (InvalidOperation, ValueError, OverflowError):
             return -1
 
     def _thread(self, value: Any) -> int:
         if isinstance(value, int):
-            return value
+            return _int(value)
         text = str(value)
         digits = text.rpartition(" ")[2]  # 2021 files write "stream 7"
-        return int(digits) if digits.isdigit() else self.threads.setdefault(text, -2 - len(self.threads))
+        if digits.isdecimal() and len(digits) < 19:
+            return int(digits)
+        return self.threads.setdefault(text, -2 - len(self.threads))
 
     def _batch(self, batch: Iterable[Any]) -> None:
         gpu: list[tuple[int, ...]] = []
@@ -253,7 +262,7 @@ class _Collector:
             return default
 
     def _gpu_row(self, event: Any, category: str) -> tuple[int, ...] | None:
-        if not self.exact and isinstance(event.ts, float) and event.ts > FLOAT_EXACT_US and event.ts % 1:
+        if not self.exact and isinstance(event.ts, float) and event.ts > FLOAT_EXACT_US:
             raise _NeedsExactTimes
         start, duration = self._ns(event.ts), self._ns(event.dur)
         if start <= 0 or duration < 0:
@@ -306,10 +315,10 @@ def _int(value: Loose) -> int:
         return value if -(2**63) <= value < 2**63 else value % 2**63  # AMD stream ids are unsigned 64-bit
     try:
         number = float(value)
-        return int(number) if np.isfinite(number) else -1
     except ValueError:
         digits = str(value).rpartition(" ")[2]
-        return int(digits) if digits.isdigit() else -1
+        return int(digits) if digits.isdecimal() and len(digits) < 19 else -1
+    return int(number) if -LATEST_NS < number < LATEST_NS else -1
 
 
 def _product(dims: list[int] | None) -> int:
@@ -317,8 +326,20 @@ def _product(dims: list[int] | None) -> int:
         return 0
     total = 1
     for dim in dims:
-        total *= max(0, dim)
-    return min(total, 2**31 - 1)
+        total = min(total * max(0, dim), 2**31 - 1)
+    return total
+
+
+def mapping(header: dict[str, Any], key: str) -> dict[str, Any]:
+    """Return a header entry that should be an object, {} where it is something else."""
+    value = header.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def whole(value: Any, least: int = 0) -> int | None:
+    """Return a whole number of at least `least` out of a header entry, None where it is none."""
+    number = _int(value) if isinstance(value, int | float | str) else -1
+    return number if least <= number < 2**31 else None
 
 
 def count_by(values: Iterable[str]) -> list[tuple[str, int]]:
