@@ -319,7 +319,8 @@ def _sweeps(vertices: list[_Vertex], table_of: Ints, times: list[Floats], points
         )
         for v in vertices
     ]
-    plans = [np.stack(options, axis=1)]
+    all_fastest = np.zeros((len(table_of), 1), np.int16)
+    plans = [all_fastest, np.stack(options, axis=1)]
     for i, (fast, slow) in enumerate(itertools.pairwise(vertices)):
         count = round(points / 2 * (spread[i] / whole_t + drop[i] / whole_e) / 2) + 1
         moment = fast.start_us / max(fast.makespan_us, 1.0) + slow.start_us / max(slow.makespan_us, 1.0)
