@@ -219,8 +219,8 @@ class SolverFacts:
     """How the schedule was found.
 
     Attributes:
-        status: "optimal", "feasible", "heuristic". gap: relative to the bound, None without proof.
-        certificate: the method that confirmed the bound, "" none. solve_s: wall time.
+        status: "optimal", "feasible", "heuristic", ... gap: relative to the bound, None without proof.
+        certificate: the method that confirmed the bound, "" unknown. solve_s: wall time, None unknown.
     """
 
     status: str

@@ -93,7 +93,8 @@ def _cards(report: ReportData) -> str:
     if report.solver is not None:
         solver = report.solver
         notes = [f"in {solver.solve_s:.2f} s"] if solver.solve_s is not None else []
-        notes += [f"confirmed by {solver.certificate}"] if solver.certificate else ["no second proof"]
+        notes += [f"confirmed by {solver.certificate}"] if solver.certificate else []
+        notes += [f"gap {percent(solver.gap, 2)}"] if solver.gap is not None else ["no gap without a bound"]
         cards.append(_card("Solver status", solver.status, None, ", ".join(notes)))
     cards.append(
         _card(
@@ -129,10 +130,10 @@ def _bound_card(report: ReportData) -> str:
     bound = report.bound
     if bound is None:
         return _card("Bound", "none", None, "no proof came with this schedule")
-    gap = report.solver.gap if report.solver is not None else None
-    note = f"gap {percent(gap, 2)}; " if gap is not None else ""
-    shown = joules(bound.energy_j) if bound.energy_j is not None else ms(bound.time_us)
-    return _card("Bound", shown, Source.BOUND, note + "no plan of this model is lower within that time")
+    if bound.energy_j is not None:
+        words = "no plan of this model needs less energy within its time"
+        return _card("Bound", joules(bound.energy_j), Source.BOUND, words)
+    return _card("Bound", ms(bound.time_us), Source.BOUND, "no plan of this model is faster")
 
 
 def _footer() -> str:

@@ -5,22 +5,18 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from kareus.report.data import Breakdown, Slice, SliceClass, Timeline
+from kareus.trace.intervals import union as intervals_of
 
 Intervals = list[tuple[int, int]]
 
 
 def union(intervals: Iterable[tuple[int, int]]) -> Intervals:
     """Return the union of (start, end) pairs as disjoint pairs, ascending; empty ones vanish."""
-    merged: Intervals = []
-    for start, end in sorted(intervals):
-        if end <= start:
-            continue
-        if merged and start <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
+    pairs = np.array(list(intervals), dtype=np.int64).reshape(-1, 2)
+    return [(start, end) for start, end in intervals_of(pairs[:, 0], pairs[:, 1]).tolist()]
 
 
 def subtract(whole: Intervals, taken: Intervals) -> Intervals:

@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import IO
+from typing import IO, Protocol
 
 from kareus.report.numbers import percent, plain
 
 _LIVE_S = 0.1  # redraw no more often than the eye follows
 _PLAIN_S = 5.0  # a log file needs no more
 _CLEAR = "\r\x1b[K"
+
+
+class Report(Protocol):
+    """What a solver reports: `solver.engine.Progress` has this shape."""
+
+    @property
+    def best(self) -> float | None:
+        """Value of the best plan so far, in the objective's unit (us or mJ); None before the first."""
+
+    @property
+    def bound(self) -> float:
+        """Proven lower bound in the same unit, -inf before the first."""
+
+    @property
+    def gap(self) -> float:
+        """Relative distance between both."""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since this solve began."""
 
 
 class SolverProgress:
@@ -38,7 +59,6 @@ class SolverProgress:
         self._file = sys.stderr if file is None else file
         self._clock = clock
         self._live = self._file.isatty()
-        self._start = clock()
         self._shown_at: float | None = None
         self._drawn = False
 
@@ -51,25 +71,8 @@ class SolverProgress:
         if self._drawn and self._live:
             self._write(_CLEAR)
 
-    def __call__(
-        self,
-        best: float | None = None,
-        bound: float | None = None,
-        gap: float | None = None,
-        elapsed_s: float | None = None,
-        *,
-        unit: str = "",
-        label: str = "",
-    ) -> None:
-        """Take one report from the solver.
-
-        Args:
-            best: value of the best plan so far, None before the first.
-            bound: proven lower bound in the same unit, None before the first.
-            gap: relative; worked out from both where it is None.
-            elapsed_s: since the solve began; since this object was made where it is None.
-            unit: of best and bound, "mJ" or "us". label: what is being solved, "point 3 of 20".
-        """
+    def __call__(self, report: Report) -> None:
+        """Take one report from the solver."""
         if self.quiet:
             return
         now = self._clock()
@@ -77,9 +80,7 @@ class SolverProgress:
         if self._shown_at is not None and now - self._shown_at < wait:
             return
         self._shown_at = now
-        line = describe(
-            best, bound, gap, now - self._start if elapsed_s is None else elapsed_s, unit=unit, label=label
-        )
+        line = describe(report)
         self._write(_CLEAR + line if self._live else line + "\n")
         self._drawn = True
 
@@ -91,22 +92,13 @@ class SolverProgress:
             self.quiet = True
 
 
-def describe(
-    best: float | None, bound: float | None, gap: float | None, elapsed_s: float, *, unit: str, label: str
-) -> str:
-    """Return one progress line: "1.2 s  best 86400 mJ  bound 86360 mJ  gap 0.05 %"."""
-    if gap is None and best is not None and bound is not None and best:
-        gap = (best - bound) / best
-    parts = [f"{elapsed_s:.1f} s"]
-    if label:
-        parts.append(label)
-    parts.append(f"best {_value(best, unit)}")
-    parts.append(f"bound {_value(bound, unit)}")
-    parts.append(f"gap {percent(gap, 2)}" if gap is not None else "gap unknown")
+def describe(report: Report) -> str:
+    """Return one progress line: "1.2 s  best 86400  bound 86360  gap 0.05 %"."""
+    parts = [f"{report.elapsed_s:.1f} s", f"best {_value(report.best)}", f"bound {_value(report.bound)}"]
+    known = report.best is not None and math.isfinite(report.gap)
+    parts.append(f"gap {percent(report.gap, 2)}" if known else "gap unknown")
     return plain("  ".join(parts))
 
 
-def _value(value: float | None, unit: str) -> str:
-    if value is None:
-        return "none yet"
-    return f"{value:.0f} {unit}" if unit else f"{value:.0f}"
+def _value(value: float | None) -> str:
+    return "none yet" if value is None or not math.isfinite(value) else f"{value:.0f}"

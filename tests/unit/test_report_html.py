@@ -78,8 +78,8 @@ def test_headline_names_both_figures_and_their_source() -> None:
     assert "a step should take 9.00 ms instead of 9.95 ms , \u22129.5 %" in words
     assert "6.30 J instead of 6.90 J per GPU, \u22128.7 %" in words
     assert "Recorded step measured 10.00 ms energy was not recorded" in words
-    assert "Bound bound 6.29 J gap 0.16 %" in words
-    assert "Solver status optimal in 0.42 s, confirmed by dynamic programme" in words
+    assert "Bound bound 6.29 J no plan of this model needs less energy" in words
+    assert "Solver status optimal in 0.42 s, confirmed by dynamic programme, gap 0.16 %" in words
 
 
 def test_a_measured_replay_takes_the_headline() -> None:

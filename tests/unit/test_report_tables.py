@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import math
+from dataclasses import dataclass
 from typing import Any
 
 from kareus.report.progress import SolverProgress, describe
@@ -129,39 +131,45 @@ class Clock:
         return self.now
 
 
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    best: float | None = None
+    bound: float = -math.inf
+    gap: float = 1.0
+    elapsed_s: float = 0.0
+
+
 def test_progress_in_a_log_is_a_plain_line_every_few_seconds() -> None:
     out, clock = io.StringIO(), Clock()
     with SolverProgress(file=out, clock=clock) as progress:
         for second in range(12):
             clock.now = float(second)
-            progress(best=1000.0, bound=990.0, unit="mJ")
-    assert lines(out) == [f"{t}.0 s best 1000 mJ bound 990 mJ gap 1.00 %" for t in (0, 5, 10)]
+            progress(Report(best=1000.0, bound=990.0, gap=0.01, elapsed_s=second + 0.5))
+    assert lines(out) == [f"{t}.5 s best 1000 bound 990 gap 1.00 %" for t in (0, 5, 10)]
 
 
 def test_progress_on_a_terminal_redraws_one_line_and_clears_it() -> None:
     out, clock = Terminal(), Clock()
     with SolverProgress(file=out, clock=clock) as progress:
-        progress(label="point 1 of 20")
+        progress(Report())
         clock.now = 0.05
-        progress(best=5.0, bound=4.0)  # too soon to redraw
+        progress(Report(best=5.0, bound=4.0, gap=0.2))  # too soon to redraw
         clock.now = 0.2
-        progress(best=4.0, bound=4.0)
+        progress(Report(best=4.0, bound=4.0, gap=0.0, elapsed_s=0.2))
     shown = out.getvalue()
     assert "\n" not in shown
     assert [part for part in shown.split("\r\x1b[K") if part] == [
-        "0.0 s  point 1 of 20  best none yet  bound none yet  gap unknown",
+        "0.0 s  best none yet  bound none yet  gap unknown",
         "0.2 s  best 4  bound 4  gap 0.00 %",
     ]
     assert shown.endswith("\r\x1b[K")
 
 
 def test_a_broken_stderr_never_stops_a_solve() -> None:
-    out = io.StringIO()
-    out.close()
     broken = Broken()
     with SolverProgress(file=broken) as progress:
-        progress(best=1.0)
-        progress(best=1.0)
+        progress(Report(best=1.0))
+        progress(Report(best=1.0))
     assert progress.quiet
     assert broken.writes == 1
 
@@ -177,10 +185,12 @@ class Broken(io.StringIO):
 def test_quiet_shows_nothing() -> None:
     out = io.StringIO()
     with SolverProgress(file=out, quiet=True) as progress:
-        progress(best=1.0, bound=1.0)
+        progress(Report(best=1.0, bound=1.0, gap=0.0))
     assert out.getvalue() == ""
 
 
-def test_gap_is_worked_out_where_the_solver_gives_none() -> None:
-    assert describe(200.0, 150.0, None, 0.0, unit="us", label="").endswith("gap 25.00 %")
-    assert describe(200.0, 150.0, 0.1, 0.0, unit="us", label="").endswith("gap 10.00 %")
+def test_the_solver_reports_what_is_shown_here() -> None:
+    from solver.engine import Progress
+
+    line = describe(Progress(best=86_400.0, bound=86_360.0, gap=0.00046, elapsed_s=1.25))
+    assert line == "1.2 s  best 86400  bound 86360  gap 0.05 %"
