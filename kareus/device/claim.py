@@ -44,6 +44,7 @@ class Claim:
         self._controller: Controller | None = None
         self._watchdog: Watchdog | None = None
         self._entry: JournalEntry | None = None
+        self._touched: set[str] = set()
 
     @property
     def held(self) -> bool:
@@ -137,6 +138,7 @@ class Claim:
             "memory_clock_mhz": self._controller.lock_memory_clock,
             "power_limit_mw": self._controller.set_power_limit,
         }
+        self._touched.add(name)
         return setters[name](value)
 
     def differences(self, wanted: Settings, changes: Sequence[str]) -> list[str]:
@@ -149,7 +151,7 @@ class Claim:
         return found
 
     def release(self) -> list[Failure]:
-        """Undo everything, then give up journal, watchdog and lock, in that order.
+        """Undo what was set, then give up journal, watchdog and lock, in that order.
 
         Returns:
             What could not be undone; the watchdog then tries again, and the journal stays for
@@ -157,7 +159,14 @@ class Claim:
         """
         if self._entry is None or self._controller is None:
             return []
-        failures = undo(self._controller, self._gpu, self._entry.undo)
+        planned = self._entry.undo
+        limit_mw = planned.power_limit_before_mw if "power_limit_mw" in self._touched else None
+        touched = Undo(
+            sm_lock="sm_clock_mhz" in self._touched,
+            memory_lock="memory_clock_mhz" in self._touched,
+            power_limit_before_mw=limit_mw,
+        )
+        failures = undo(self._controller, self._gpu, touched)
         if failures:  # the watchdog keeps lock and journal, and tries again when this process has ended
             return failures
         try:

@@ -160,6 +160,8 @@ def _copy_engine(gpus: Sequence[GpuFacts], torch: TorchFacts) -> Knob:
     knob = _by_feature(torch, "symmetric_memory", "GPUs of this host reach each other's memory over NVLink")
     if not knob.available:
         return knob
+    if not gpus:
+        return Knob(available=False, reason="there is no GPU that answers")
     if len(gpus) < 2:
         return Knob(available=False, reason="there is one GPU in this host")
     without = [gpu.index for gpu in gpus if gpu.num_nvlinks == 0]

@@ -206,8 +206,13 @@ class Governor:
 
     def _run(self) -> None:
         try:
+            # Before the first region is due: starting the watchdog takes as long as starting Python.
+            if self.mode == "apply":
+                self._claim.hold()
             while self._step():
                 pass
+        except ClaimRefused as refusal:
+            self._give_up(str(refusal))
         except Exception as error:  # a governor that breaks must not take training with it
             self._give_up(f"the clock governor stopped: {type(error).__name__}: {error}")
         finally:
@@ -284,11 +289,7 @@ class Governor:
             self._in_force = wanted
             self._follower.has_applied(region, now_s)
             return True
-        try:
-            self._claim.hold()
-        except ClaimRefused as refusal:
-            self._give_up(str(refusal))
-            return False
+        self._claim.hold()
         return self._set(region, wanted, changes)
 
     def _set(self, region: int, wanted: Settings, changes: Sequence[str]) -> bool:

@@ -1,6 +1,6 @@
 """A small process that puts the GPU back in order when training dies without a chance to do so (SIGKILL).
 
-`python -m kareus.device.watchdog` waits for its parent: "bye" on its input means that the parent has
+It waits for its parent: "bye" on its input means that the parent has
 tidied up itself; the parent's death means that it has not. It inherits the GPU's control lock, so nobody
 else sets clocks before they are restored. A scheduler that kills a whole container or cgroup kills it
 too; then the crash journal is left for the next job and for `kareus reset-clocks`.
@@ -25,6 +25,8 @@ from kareus.device.nvml import Nvml
 from kareus.device.permissions import controller_for
 from kareus.device.visible import open_gpu
 
+# Not `-m`: the package imports this module before it could run as __main__, and Python warns about that.
+_ENTRY = "import sys; from kareus.device.watchdog import main; sys.exit(main(sys.argv[1:]))"
 READY_S = 20.0  # starting Python can take seconds on a busy node; nobody waits for it but the governor
 UNDO_FOR_S = 60.0  # how long the watchdog keeps trying
 
@@ -38,7 +40,7 @@ class Watchdog:
         arguments = [msgspec.json.encode(entry).decode(), str(directory), str(os.getpid()), str(lock_fd)]
         # -P keeps the user's working directory off the path; a session of its own keeps Ctrl-C away
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "kareus.device.watchdog", *arguments],
+            [sys.executable, "-P", "-c", _ENTRY, *arguments],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
             pass_fds=(lock_fd,), cwd="/", env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
@@ -143,7 +145,3 @@ def main(arguments: list[str]) -> int:
     with contextlib.suppress(OSError):
         os.write(2, text.encode("ascii", "replace"))
     return 6 if problems else 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -85,7 +85,7 @@ def test_samples_in_the_background_and_stops(fake, nvml):
     sampler = Sampler(open_gpu(nvml, 0), period_s=0.005).start()
     time.sleep(0.2)
     columns = sampler.stop()
-    assert 5 <= len(columns.time_ns) <= 45
+    assert 2 <= len(columns.time_ns) <= 45
     assert set(columns.power_mw.tolist()) == {680_000}
     assert (np.diff(columns.time_ns) > 0).all()
     calls = fake.calls("nvmlDeviceGetClockInfo")
