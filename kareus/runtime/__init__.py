@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from kareus.runtime.attach import attach
 from kareus.runtime.ddp import ddp_kwargs
+from kareus.runtime.fsdp1 import fsdp1_kwargs
 from kareus.runtime.session import Session
 
-__all__ = ["Session", "attach", "ddp_kwargs"]
+__all__ = ["Session", "attach", "ddp_kwargs", "fsdp1_kwargs"]

@@ -238,7 +238,7 @@ def _copy_path(
     if job.device.type == "cpu":
         lanes: dict[tuple[int, ...], dist.ProcessGroup] = {}
         for ranks in tuples:
-            lane = dist.new_group(list(ranks), group_desc="kareus_copy")
+            lane = torch_api.new_group(list(ranks), description="kareus_copy")
             if job.rank in ranks and list(ranks) == sorted(ranks):
                 lanes[ranks] = lane
         return {Path.COPY_ENGINE: PeerCopyPath(lanes, timeout_s=timeout_s)}

@@ -134,7 +134,7 @@ class Watch:
             first = min(late, key=lambda f: f.since)
             for flight in late:
                 flight.reported = True
-        message = f"has waited {now - first.since:.0f} s in {first.key}"
+        message = f"has waited {now - first.since:.1f} s in {first.key}"
         others = self._post_and_read(str(first.key))
         if others:
             message += "; " + "; ".join(others)

@@ -126,7 +126,7 @@ def build_ladder(
 def _new_group(ranks: tuple[int, ...], kind: str, budget: int, backend: str) -> dist.ProcessGroup:
     name = f"kareus_{kind}_{budget or 'default'}"
     options = torch_api.nccl_options(budget or None, high_priority=False) if backend == "nccl" else None
-    group: dist.ProcessGroup = dist.new_group(list(ranks), pg_options=options, group_desc=name)
+    group: dist.ProcessGroup = torch_api.new_group(list(ranks), description=name, options=options)
     return group
 
 

@@ -223,7 +223,7 @@ def _allocate(
 
     lanes: dict[tuple[tuple[int, ...], str], Lane] = {}
     for ranks in sorted(tuples):
-        group = dist.new_group(list(ranks), group_desc="kareus_symmetric")
+        group = torch_api.new_group(list(ranks), description="kareus_symmetric")
         if job.rank not in ranks or list(ranks) != sorted(ranks):
             continue
         dist.all_reduce(torch.zeros(1, device=job.device), group=group)

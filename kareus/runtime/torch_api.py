@@ -279,6 +279,17 @@ def group_timeout_s(group: dist.ProcessGroup | None = None) -> float:
     return float(c10d.default_pg_timeout.total_seconds())
 
 
+def new_group(
+    ranks: list[int] | None, *, description: str, backend: str | None = None, options: Any = None
+) -> Any:
+    """Create a process group that gives up when the default group would; every rank of the job calls it.
+
+    Torch would give it the backend's own timeout of 10 or 30 minutes, whatever the job chose.
+    """
+    timeout = timedelta(seconds=group_timeout_s())
+    return dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options, group_desc=description)
+
+
 def job_store() -> Any:
     """Return the key-value store of the default group, or None where it cannot be reached."""
     from torch.distributed import distributed_c10d as c10d

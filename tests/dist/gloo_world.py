@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ def run_world(
     timeout_s: float = 150.0,
     environment: dict[str, str] | None = None,
     group_timeout_s: float = 60.0,
+    only: int | None = None,
 ) -> list[list[Any]]:
     """Run scenarios one after another in one world; returns results[scenario][rank].
 
+    With `only` the world ends with that rank, whatever the others do.
     A scenario that raised gives {"error": traceback} for that rank, and ends the world there.
     """
     with tempfile.TemporaryDirectory() as folder:
@@ -51,7 +54,9 @@ def run_world(
             ),
             **(environment or {}),
         }
-        request = json.dumps({"module": module, "scenarios": scenarios, "timeout_s": group_timeout_s})
+        request = json.dumps(
+            {"module": module, "scenarios": scenarios, "timeout_s": group_timeout_s, "meet": only is None}
+        )
         processes = []
         for rank in range(world_size):
             log = open(Path(folder, f"log{rank}"), "wb")  # noqa: SIM115
@@ -61,8 +66,9 @@ def run_world(
             )
             log.close()
         try:
-            for process in processes:
-                process.wait(timeout=timeout_s)
+            deadline = time.monotonic() + timeout_s
+            for process in processes if only is None else [processes[only]]:
+                process.wait(timeout=max(0.1, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             pass
         finally:
@@ -111,7 +117,8 @@ def main() -> None:
                 os._exit(1)
             out.write(json.dumps(result) + "\n")
             out.flush()
-    dist.barrier()
+    if request["meet"]:
+        dist.barrier()
     os._exit(0)  # teardown of groups is not under test, and may wait for a rank that has failed
 
 

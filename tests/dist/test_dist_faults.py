@@ -14,7 +14,7 @@ from gloo_world import run_world, succeed
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 pytest.importorskip("torch")
 
-STEPS = int(os.environ.get("KAREUS_FAULT_STEPS", "150"))
+STEPS = int(os.environ.get("KAREUS_FAULT_STEPS", "120"))
 BAD = [
     ("fsdp2", "all_gather", "path"),
     ("fsdp2", "all_gather", "budget"),
