@@ -234,7 +234,7 @@ def advice(
 
 def _journal_advice() -> list[str]:
     try:
-        entries, problems = read_all(state_dir())
+        entries, problems = read_all(state_dir(create=False))
     except OSError as error:
         return [f"crash journals cannot be kept ({error}): set KAREUS_STATE_DIR, or clocks stay off."]
     dead = [entry for entry in entries if not entry.is_writer_alive()]

@@ -15,15 +15,15 @@ from typing import Literal
 DEFAULT_STATE_DIR = "/var/tmp/kareus"
 
 
-def state_dir() -> Path:
-    """Return the directory for locks and journals, made where it does not exist.
+def state_dir(*, create: bool = True) -> Path:
+    """Return the directory for locks and journals, made where it does not exist and `create` is set.
 
     Raises:
         OSError: it cannot be made.
     """
     chosen = os.environ.get("KAREUS_STATE_DIR")
     path = Path(chosen or DEFAULT_STATE_DIR)
-    if not path.is_dir():
+    if create and not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         if not chosen:
             path.chmod(0o1777)

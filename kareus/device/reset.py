@@ -53,7 +53,7 @@ def reset_from_journals(*, dry_run: bool = False) -> list[Outcome]:
         HardwareError: the state directory cannot be read.
     """
     try:
-        directory = state_dir()
+        directory = state_dir(create=False)
         entries, problems = read_all(directory)
     except OSError as error:
         raise HardwareError(

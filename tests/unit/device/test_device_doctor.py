@@ -49,6 +49,7 @@ def test_document(fake, capsys, monkeypatch):
     assert first["energy_source"] == "counter"
     assert document["versions"]["cuda_driver"] == "13.0"
     assert [settings(fake, gpu) for gpu in (0, 1)] == before  # a doctor changes nothing
+    assert not state_dir(create=False).exists()
 
 
 def test_text_for_people(fake, capsys):
