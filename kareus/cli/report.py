@@ -98,8 +98,7 @@ def _context(
     profile = f" --profile {args.profile}" if args.profile else ""
     where = f"{args.directory}{profile} --schedule {args.schedule}"
     return Context(
-        subject=f"{args.directory}, step {graph.index}, rank {graph.rank} "
-        f"of {graph.world_size} (the slowest recorded unless chosen)",
+        subject=f"{args.directory}, step {graph.index}, rank {graph.rank} of {graph.world_size}",
         verified=cost.verified and not step.profile_note.startswith("unverified"),
         assumptions=_assumptions(step),
         notes=_notes(step, ranks),

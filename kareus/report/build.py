@@ -111,7 +111,9 @@ def build_report(
         scheduled=_effect(main.scheduled),
         bound=_bound(schedule),
         solver=_solver(schedule),
+        planned=_planned(schedule),
         before=breakdown(views[0].before),
+        stock_parts=breakdown(views[0].baseline),
         after=breakdown(views[0].after),
         ranks=views,
         frontier=frontier if frontier is not None else _simulated_points(main, context.serialised),
@@ -132,9 +134,12 @@ def _title(graph: StepGraph) -> str:
 
 
 def _view(rank: RankInput, schedule: Schedule) -> RankView:
-    starts, ends = _times(rank.scheduled)
-    after = simulated(rank.graph, starts, ends, round(rank.scheduled.time_us * 1e3), schedule)
-    return RankView(rank=rank.graph.rank, before=recorded(rank.graph, rank.power), after=after)
+    stock, after = (
+        simulated(rank.graph, *_times(simulation), round(simulation.time_us * 1e3), under)
+        for simulation, under in ((rank.stock, None), (rank.scheduled, schedule))
+    )
+    before = recorded(rank.graph, rank.power)
+    return RankView(rank=rank.graph.rank, before=before, stock=stock, after=after)
 
 
 def _times(simulation: Simulated) -> tuple[I64, I64]:
@@ -156,6 +161,13 @@ def _bound(schedule: Schedule) -> Effect | None:
     if schedule.bound is None:
         return None
     return Effect(time_us=schedule.bound.time_us, energy_j=schedule.bound.energy_j, source=Source.BOUND)
+
+
+def _planned(schedule: Schedule) -> Effect | None:
+    plan = schedule.predicted
+    if plan is None:
+        return None
+    return Effect(time_us=plan.time_us, energy_j=plan.energy_j, source=Source.PREDICTED)
 
 
 def _solver(schedule: Schedule) -> SolverFacts | None:

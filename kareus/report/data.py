@@ -124,11 +124,29 @@ class Breakdown:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankView:
-    """One rank before (recorded) and after (predicted)."""
+    """One rank's step, up to three times.
+
+    Attributes:
+        rank: global rank. before: as recorded. after: under the schedule.
+        stock: as the model predicts the recorded step, so that `after` has something of its own kind to be
+            compared with; None unknown.
+    """
 
     rank: int
     before: Timeline
     after: Timeline
+    stock: Timeline | None = None
+
+    @property
+    def sides(self) -> tuple[tuple[str, Timeline], ...]:
+        """What there is to draw, with its name, in order."""
+        middle = (("Stock as simulated", self.stock),) if self.stock is not None else ()
+        return (("Before", self.before), *middle, ("After", self.after))
+
+    @property
+    def baseline(self) -> Timeline:
+        """What `after` is compared with."""
+        return self.before if self.stock is None else self.stock
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -240,8 +258,9 @@ class ReportData:
         recorded: the step in the trace, measured. stock: the same step as the model predicts it.
         scheduled: under the schedule, predicted. replayed: the same, measured, None before any replay.
         bound: proven bound, None without proof. solver: None where the schedule came from elsewhere.
-        before, after: breakdown of the slowest rank.
-        ranks: timelines, slowest rank first chosen by the builder.
+        planned: the plan by the solver's option tables, which `bound` belongs to; None unknown.
+        before, after: breakdown of the planned rank. stock_parts: of its simulated stock step, None unknown.
+        ranks: timelines, the planned rank first.
         frontier: None where there is no energy or no frontier file.
         decisions: changes per collective. settings: changes of the whole step, in words.
         composition_error: simulated stock step against the recorded one, relative.
@@ -260,6 +279,8 @@ class ReportData:
     replayed: Effect | None = None
     bound: Effect | None = None
     solver: SolverFacts | None = None
+    planned: Effect | None = None
+    stock_parts: Breakdown | None = None
     before: Breakdown
     after: Breakdown
     ranks: tuple[RankView, ...]

@@ -14,6 +14,8 @@ from kareus.report.numbers import change, joules, ms, nice_step, percent, signed
 
 _PADDING = 0.08  # of the plotted span, on every side
 _TICKS = 5
+_NEAR = 100.0  # percent of the frame from its middle: farther points stay outside
+_LETTER, _LINE = 0.85, 6.0  # size of a label's letter and line, percent of the plot
 _GLYPHS = {  # shape first, colour second: the points differ without colour
     "chosen": '<circle cx="8" cy="8" r="6"/>',
     "stock": '<rect x="2.5" y="2.5" width="11" height="11"/>',
@@ -38,6 +40,10 @@ class _Frame:
     low_j: float
     high_j: float
 
+    def holds(self, point: FrontierPoint) -> bool:
+        """Whether a point lies inside."""
+        return 0 <= self.x(point.time_us) <= 100 and 0 <= self.y(point.energy_j) <= 100
+
     def x(self, time_us: float) -> float:
         return 100 * (time_us - self.left_us) / (self.right_us - self.left_us)
 
@@ -58,10 +64,20 @@ def plot(view: FrontierView) -> str:
         el("div", "energy per step and GPU, J", class_="y-title"),
         el("div", _y_labels(frame), area, class_="plot-body"),
         el("div", _x_labels(frame), class_="x-labels"),
-        el("div", "step time, ms", class_="x-title"),
+        el("div", el("span", text(_off_scale(marked, frame))), el("span", "step time, ms"), class_="x-title"),
         class_="plot", role="img", aria_label=described + ", listed in the table below",
     )  # fmt: skip
     return figure + _table(view, marked)
+
+
+def _off_scale(marked: list[_Marked], frame: _Frame) -> str:
+    """Name the points that would flatten everything else."""
+    far = [
+        f"{', '.join(m.names)}, {ms(m.point.time_us)} and {joules(m.point.energy_j)}"
+        for m in marked
+        if not frame.holds(m.point)
+    ]
+    return f"Off this scale: {'; '.join(far)}. " if far else ""
 
 
 def _marked(view: FrontierView) -> list[_Marked]:
@@ -84,9 +100,20 @@ def _marked(view: FrontierView) -> list[_Marked]:
 
 
 def _frame(view: FrontierView, marked: list[_Marked]) -> _Frame:
-    points = [*view.points, *(m.point for m in marked)]
-    times = [p.time_us for p in points]
-    energies = [p.energy_j for p in points] + [p.bound_j for p in view.points if p.bound_j is not None]
+    """Fit what matters; a serialised step far away stays outside and is named below.
+
+    Bounds are left out too: a point nobody could prove would flatten everything else.
+    """
+    near = [*view.points, *(m.point for m in marked if "serialised" not in m.names)]
+    frame = _around(near) if near else _around([m.point for m in marked])
+    far = view.serialised
+    if far is None or (abs(frame.x(far.time_us) - 50) < _NEAR and abs(frame.y(far.energy_j) - 50) < _NEAR):
+        return _around([*near, *([far] if far is not None else [])])
+    return frame if len(near) > 1 else _around([*near, far])
+
+
+def _around(points: list[FrontierPoint]) -> _Frame:
+    times, energies = [p.time_us for p in points], [p.energy_j for p in points]
     # One point, or points in a line, still need a rectangle: take 1 % of the value.
     wide = (max(times) - min(times)) or max(times) * 0.01 or 1.0
     tall = (max(energies) - min(energies)) or max(energies) * 0.01 or 1.0
@@ -152,20 +179,43 @@ def _glyph(name: str) -> str:
 
 def _markers(marked: list[_Marked], frame: _Frame) -> str:
     parts = []
-    for mark in reversed(marked):  # the chosen point is drawn last, on top
-        x, y = frame.x(mark.point.time_us), frame.y(mark.point.energy_j)
-        side = "to-left" if x > 60 else "to-right"
-        label = el("span", text(", ".join(mark.names)), class_="mark-name")
-        parts.append(
-            el(
-                "div",
-                _glyph(mark.names[0]),
-                label,
-                class_=f"mark {side}",
-                style=f"left:{x:.3f}%;top:{y:.3f}%",
-            )
-        )
+    spots = [(frame.x(m.point.time_us), frame.y(m.point.energy_j)) for m in marked]
+    taken = [(x - 1, y - 2.5, x + 1, y + 2.5) for x, y in spots]
+    for mark, (x, y) in zip(marked, spots, strict=True):
+        if not frame.holds(mark.point):
+            continue
+        name = ", ".join(mark.names)
+        side, box = _free_side(x, y, len(name), taken)
+        taken.append(box)
+        label = el("span", text(name), class_="mark-name")
+        # The chosen point comes first and lies on top.
+        place = f"left:{x:.3f}%;top:{y:.3f}%;z-index:{9 if 'chosen' in mark.names else 1}"
+        parts.append(el("div", _glyph(mark.names[0]), label, class_=f"mark {side}", style=place))
     return "".join(parts)
+
+
+Box = tuple[float, float, float, float]
+
+
+def _free_side(x: float, y: float, letters: int, taken: list[Box]) -> tuple[str, Box]:
+    """Return the corner of a point where its label covers least of what is there already."""
+    wide = letters * _LETTER
+    best: tuple[float, str, Box] | None = None
+    for side, left, top in (
+        ("to-right", x + 1, y - 2 - _LINE), ("to-left", x - 1 - wide, y - 2 - _LINE),
+        ("to-right under", x + 1, y + 2), ("to-left under", x - 1 - wide, y + 2),
+    ):  # fmt: skip
+        box = (left, top, left + wide, top + _LINE)
+        outside = max(0.0, -box[0]) + max(0.0, box[2] - 100) + max(0.0, -box[1]) + max(0.0, box[3] - 100)
+        covered = sum(_shared(box, other) for other in taken) + outside * _LINE
+        if best is None or covered < best[0]:
+            best = (covered, side, box)
+    assert best is not None  # there are four sides
+    return best[1], best[2]
+
+
+def _shared(a: Box, b: Box) -> float:
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
 
 
 def _y_labels(frame: _Frame) -> str:

@@ -130,10 +130,14 @@ def _bound_card(report: ReportData) -> str:
     bound = report.bound
     if bound is None:
         return _card("Bound", "none", None, "no proof came with this schedule")
-    if bound.energy_j is not None:
-        words = "no plan of this model needs less energy within its time"
-        return _card("Bound", joules(bound.energy_j), Source.BOUND, words)
-    return _card("Bound", ms(bound.time_us), Source.BOUND, "no plan of this model is faster")
+    by_energy = bound.energy_j is not None
+    words = "no plan of this model needs less energy in its time" if by_energy else "no plan is faster"
+    if report.planned is not None:
+        energy = report.planned.energy_j
+        shown = joules(energy) if by_energy and energy is not None else ms(report.planned.time_us)
+        words = f"the plan by the solver's tables: {shown}; {words}"
+    figure = joules(bound.energy_j) if bound.energy_j is not None else ms(bound.time_us)
+    return _card("Bound", figure, Source.BOUND, words)
 
 
 def _footer() -> str:

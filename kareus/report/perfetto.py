@@ -22,17 +22,17 @@ def chrome_json(views: Sequence[RankView], *, base_ns: int = 0, about: dict[str,
     """Return the file's bytes: strict JSON that Perfetto and chrome://tracing load.
 
     Args:
-        views: ranks to show. Each gives two process groups, "rank 0 before (measured)" and
-            "rank 0 after (predicted)".
+        views: ranks to show. Each gives process groups "rank 0 before (measured)", "rank 0 stock as simulated
+            (predicted)" where there is one, and "rank 0 after (predicted)".
         base_ns: absolute time of the step's start, kept as `baseTimeNanoseconds`.
         about: shown in Perfetto's info page, for instance the trace and the schedule.
     """
     events: list[Event] = []
     flows = 1
     for index, view in enumerate(views):
-        for side, (name, timeline) in enumerate((("before", view.before), ("after", view.after))):
-            pid = 2 * index + side + 1
-            title = f"rank {view.rank} {name} ({timeline.source})"
+        for side, (name, timeline) in enumerate(view.sides):
+            pid = 3 * index + side + 1
+            title = f"rank {view.rank} {name.lower()} ({timeline.source})"
             events.append(_metadata("process_name", pid, 0, {"name": title}))
             events.append(_metadata("process_sort_index", pid, 0, {"sort_index": pid}))
             events += _timeline(timeline, pid, first_flow=flows)

@@ -36,19 +36,23 @@ def _part(title: str, lead: str, *content: str) -> str:
 
 
 def _time_part(report: ReportData) -> str:
-    bars, rows = [], []
-    for name, parts, source in (
-        ("before", report.before, report.ranks[0].before.source if report.ranks else report.recorded.source),
-        ("after", report.after, Source.PREDICTED),
-    ):
-        longest = max(report.before.span_us, report.after.span_us)
-        bars.append(_share_bar(name, parts, longest))
-        rows.append(
-            [f"{name} {source_tag(source)}", ms(parts.span_us)]
-            + [ms(_share(parts, attribute)) for attribute, _, _ in _SHARES]
-        )
+    sides = [("before", report.before, report.recorded.source)]
+    if report.stock_parts is not None:
+        sides.append(("stock as simulated", report.stock_parts, report.stock.source))
+    sides.append(("after", report.after, report.scheduled.source))
+    longest = max(parts.span_us for _, parts, _ in sides)
+    bars = [_share_bar(name, parts, longest) for name, parts, _ in sides]
+    rows = [
+        [f"{name} {source_tag(source)}", ms(parts.span_us)]
+        + [ms(_share(parts, attribute)) for attribute, _, _ in _SHARES]
+        for name, parts, source in sides
+    ]
     entries = [el("li", el("span", class_=f"swatch {style}"), text(words)) for _, style, words in _SHARES]
-    head = ["slowest rank", "step", *(words for _, _, words in _SHARES)]
+    head = [
+        f"rank {report.ranks[0].rank}" if report.ranks else "",
+        "step",
+        *(words for _, _, words in _SHARES),
+    ]
     lead = "Exposed communication is time in which a collective runs and no computation does."
     numbers = table("Where the time of a step goes", head, rows, numeric=frozenset(range(1, 6)))
     return _part("Where the time goes", lead, *bars, el("ul", *entries, class_="legend"), "<br/>", numbers)
@@ -79,9 +83,7 @@ def _timeline_part(report: ReportData) -> str:
     ranks = _choice("Rank", "rank", [(str(i), str(v.rank)) for i, v in enumerate(report.ranks)])
     zooms = _choice("Zoom", "zoom", [(str(z), f"{z}\u00d7") for z in ZOOMS])
     figures = [el("div", rank_figure(v), class_=f"rank r{i}") for i, v in enumerate(report.ranks)]
-    lead = (
-        "Before and after share one time axis. Point at a bar for its figures; zoom in and scroll sideways."
-    )
+    lead = "All share one time axis. Point at a bar for its figures; zoom in and scroll sideways."
     controls = el("div", ranks if len(report.ranks) > 1 else "", zooms, class_="controls")
     return _part("The step, stream by stream", lead, controls, *figures, legend(report.ranks))
 
@@ -174,8 +176,15 @@ def _trust_part(report: ReportData) -> str:
     listed = [*facts, *report.assumptions, *report.notes]
     lead = "The change compares a simulated step with a simulated step, so errors common to both cancel."
     return _part(
-        "How far to trust this", text(lead), el("ul", *(el("li", text(s)) for s in listed), class_="plain")
+        "How far to trust this",
+        text(lead),
+        el("ul", *(el("li", text(_sentence(s))) for s in listed), class_="plain"),
     )
+
+
+def _sentence(words: str) -> str:
+    """Notes come from many places; they read alike with a capital and a full stop."""
+    return words[:1].upper() + words[1:] + ("" if words.endswith((".", "!", "?")) else ".")
 
 
 def _replay_part(report: ReportData) -> str:

@@ -114,7 +114,7 @@ _PLOT = """
 .y-labels{position:relative}
 .y-labels span{position:absolute;right:.6rem;transform:translateY(-50%)}
 .area{position:relative;border-left:1px solid var(--rule);border-bottom:1px solid var(--rule)}
-.area>svg{position:absolute;inset:0;width:100%;height:100%;overflow:visible}
+.area>svg{position:absolute;inset:0;width:100%;height:100%}
 .area>svg path{vector-effect:non-scaling-stroke;fill:none}
 .area .grid{stroke:var(--rule);stroke-width:1px}
 .area .front{stroke:var(--gemm);stroke-width:1.75px}
@@ -127,13 +127,14 @@ _PLOT = """
  line-height:1.2;background:color-mix(in srgb,var(--paper) 78%,transparent);border-radius:3px;padding:0 .2em}
 .to-right .mark-name{left:8px}
 .to-left .mark-name{right:8px}
+.under .mark-name{top:.55em}
 .glyph{width:16px;height:16px;flex:none;overflow:visible}
 .glyph>*{stroke:var(--paper);stroke-width:1.5px}
 .m-chosen{fill:var(--good)}.m-stock{fill:var(--ink)}.m-serialised{fill:var(--reduce-scatter)}
 .m-knee{fill:var(--gemm)}.m-least-energy{fill:var(--all-gather)}
 .x-labels{position:relative;height:1.5rem;margin-left:3.25rem}
 .x-labels span{position:absolute;transform:translateX(-50%);top:.3rem}
-.x-title{margin-left:3.25rem;text-align:right}
+.x-title{margin-left:3.25rem;display:flex;flex-wrap:wrap;justify-content:space-between;gap:0 1rem}
 .y-title{margin-bottom:.4rem}
 .share{display:grid;grid-template-columns:12rem 1fr;align-items:center;margin-bottom:.4rem;
  font-size:.875rem}

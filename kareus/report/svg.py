@@ -5,10 +5,10 @@ from __future__ import annotations
 from kareus.report.data import SliceClass, Timeline, Track
 from kareus.report.lanes import coalesce, pack, waiting
 from kareus.report.markup import el, text
-from kareus.report.numbers import change, ms, signed_percent
+from kareus.report.numbers import ms
 from kareus.report.scale import Scale
 from kareus.report.style import THEMES, fills
-from kareus.report.timeline import CLASS_NAMES, css_class
+from kareus.report.timeline import CLASS_NAMES, css_class, duration_words
 
 _WIDTH, _MARGIN, _LABELS = 960, 24, 172
 _PLOT = _WIDTH - 2 * _MARGIN - _LABELS
@@ -25,25 +25,25 @@ _TEXT = (
 )
 
 
-def step_picture(before: Timeline, after: Timeline, *, title: str) -> str:
+def step_picture(before: Timeline, after: Timeline, *, title: str, baseline: Timeline | None = None) -> str:
     """Return a stand-alone SVG: streams before and after on one time axis, with a key.
 
     The picture carries its own background and a dark theme, so it reads on any page.
 
     Args:
         before, after: the same rank's step; their `source` is written beside their durations.
-        title: one line above.
+        title: one line above. baseline: what the change is counted from, the recorded step by default;
+            give the simulated stock step where `after` is simulated.
     """
     scale = Scale(max(before.duration_ns, after.duration_ns), _UNITS)
     top = _MARGIN + 16
     parts = [el("text", text(title), x=_MARGIN, y=top, class_="title")]
     top += 30
     axis_top = top
-    gain = signed_percent(change(before.duration_ns, after.duration_ns))
-    for name, timeline, tail in (("Before", before, ""), ("After", after, f" ({gain})")):
-        drawn, top = _half(
-            f"{ms(timeline.duration_ns / 1e3)}{tail}, {timeline.source}", name, timeline, scale, top
-        )
+    for name, timeline in (("Before", before), ("After", after)):
+        against = (baseline or before) if timeline is after else None
+        words = f"{duration_words(timeline, against)}, {timeline.source}"
+        drawn, top = _half(words, name, timeline, scale, top)
         parts += drawn
         top += 16
     parts[1:1] = _axis(scale, axis_top, top)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kareus.report.data import RankView, Slice, SliceClass, Timeline
+from kareus.report.data import RankView, Slice, SliceClass, Source, Timeline
 from kareus.report.lanes import Intervals, coalesce, pack, total, waiting
 from kareus.report.markup import el, source_tag, text
 from kareus.report.numbers import change, ms, signed_percent
@@ -39,15 +39,14 @@ def css_class(kind: SliceClass) -> str:
 
 
 def rank_figure(view: RankView) -> str:
-    """Return the before and after timelines of one rank on a shared axis."""
-    scale = Scale(max(view.before.duration_ns, view.after.duration_ns), _WIDTH)
-    before, after = view.before.duration_ns / 1e3, view.after.duration_ns / 1e3
-    parts = [
-        _axis(scale),
-        _half("Before", view.before, scale, ms(before)),
-        _half("After", view.after, scale, f"{ms(after)} ({signed_percent(change(before, after))})"),
-    ]
-    summary = f"Rank {view.rank}: timeline of the step before, {ms(before)}, and after, {ms(after)}."
+    """Return the timelines of one rank on a shared axis."""
+    scale = Scale(max(timeline.duration_ns for _, timeline in view.sides), _WIDTH)
+    parts, said = [_axis(scale)], []
+    for name, timeline in view.sides:
+        words = duration_words(timeline, view.baseline if timeline is view.after else None)
+        parts.append(_half(name, timeline, scale, words))
+        said.append(f"{name.lower()} {words}")
+    summary = f"Rank {view.rank}, timelines of the step: {', '.join(said)}"
     return el(
         "div",
         el("div", *parts, class_="canvas"),
@@ -55,12 +54,22 @@ def rank_figure(view: RankView) -> str:
     )  # fmt: skip
 
 
+def duration_words(timeline: Timeline, baseline: Timeline | None) -> str:
+    """Return "123.00 ms", with the change against a baseline where there is one."""
+    words = ms(timeline.duration_ns / 1e3)
+    if baseline is None:
+        return words
+    against = "recorded" if baseline.source is Source.MEASURED else "simulated"
+    shown = signed_percent(change(baseline.duration_ns, timeline.duration_ns))
+    return f"{words} ({shown} against stock as {against})"
+
+
 def legend(views: Iterable[RankView]) -> str:
     """Return the key to the colours, only those that occur."""
     present = {
         piece.kind
         for view in views
-        for timeline in (view.before, view.after)
+        for _, timeline in view.sides
         for track in timeline.tracks
         for piece in track.slices
     }

@@ -7,9 +7,9 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from report_samples import report
+from report_samples import report, timeline
 
-from kareus.report.data import Breakdown, FrontierPoint, FrontierView, Source
+from kareus.report.data import Breakdown, FrontierPoint, FrontierView, RankView, Source
 from kareus.report.html import render
 
 
@@ -162,6 +162,24 @@ def test_points_that_coincide_share_one_mark() -> None:
     text = render(report(frontier=view))
     assert text.count('class="mark ') == 1
     assert "chosen, knee, least energy" in Page(text).words
+
+
+def test_a_serialised_step_far_away_is_named_below_the_plot() -> None:
+    points = (FrontierPoint(time_us=9000, energy_j=6.3), FrontierPoint(time_us=9100, energy_j=6.2))
+    far = FrontierPoint(time_us=12_000, energy_j=7.0)
+    text = render(report(frontier=FrontierView(points=points, chosen=points[0], serialised=far)))
+    assert "Off this scale: serialised, 12.00 ms and 7.00 J." in Page(text).words
+    assert text.count('class="mark ') == 1
+
+
+def test_after_is_compared_with_stock_of_its_own_kind() -> None:
+    before, after = timeline(Source.MEASURED), timeline(Source.PREDICTED, 0.9)
+    view = RankView(rank=3, before=before, after=after, stock=timeline(Source.PREDICTED, 0.95))
+    words = Page(render(report(ranks=(view,)))).words
+    assert "Before 10.00 ms measured" in words
+    assert "Stock as simulated 9.50 ms predicted" in words
+    assert "After 9.00 ms (\u22125.3 % against stock as simulated) predicted" in words
+    assert "against stock as recorded" in Page(render(report())).words
 
 
 def test_the_shaded_area_is_only_what_is_proven() -> None:

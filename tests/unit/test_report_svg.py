@@ -32,7 +32,7 @@ def test_is_xml_and_loads_nothing() -> None:
 def test_says_where_both_durations_come_from() -> None:
     words = "".join(ElementTree.fromstring(picture()).itertext()).replace("\u00a0", " ")
     assert "A <step>: 10.00 ms before, measured, and 9.00 ms after, predicted" in words
-    assert "9.00 ms (\u221210.0 %), predicted" in words
+    assert "9.00 ms (\u221210.0 % against stock as recorded), predicted" in words
 
 
 def test_both_steps_share_one_scale() -> None:
