@@ -138,7 +138,7 @@ def slack_frontier(
     problem: SlackProblem,
     *,
     points: int = 2000,
-    tolerance: float = 2e-4,
+    tolerance: float | None = None,
     progress: Callable[[int, float], None] | None = None,
 ) -> SlackFrontier:
     """Return the whole time-energy frontier with a proven bound for every deadline.
@@ -146,7 +146,8 @@ def slack_frontier(
     Args:
         problem: the graph.
         points: deadlines planned for; the frontier holds at most five times as many.
-        tolerance: prices are added until the relaxed frontier is known this closely (share of total energy).
+        tolerance: prices are added until the relaxed frontier is known this closely (share of total energy);
+            None is 2e-4, and 6e-4 above 1,000 operations, where a price costs most of a second.
         progress: called with (prices solved, looseness left).
 
     Raises:
@@ -157,6 +158,8 @@ def slack_frontier(
     graph = Graph.build(len(problem.table_of), problem.edges)
     times = [t.time_us.astype(np.float64) for t in problem.tables]
     energies = [t.energy_mj for t in problem.tables]
+    if tolerance is None:
+        tolerance = 2e-4 if graph.size <= 1000 else 6e-4
     plans, prices, lagrange = _vertices(problem, graph, tolerance, progress)
     duration = _between(plans, points)
     rounded = round_plans(graph, problem.table_of, times, energies, duration)
