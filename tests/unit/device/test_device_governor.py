@@ -214,9 +214,10 @@ def test_mig_is_left_alone(fake, nvml):
 
 
 def test_one_owner_the_other_is_told(fake, gpu, nvml):
-    first, second = quick(gpu, regions(1200)), quick(open_gpu(nvml, 0), regions(1500))
+    first = quick(gpu, regions(1200))
     first.enter(0)
     until(lambda: fake.get("sm_lock_mhz") == 1200)
+    second = quick(open_gpu(nvml, 0), regions(1500))
     second.enter(0)
     until(lambda: not second.active)
     assert "another process sets those of" in second.report().reason
