@@ -166,7 +166,7 @@ _NARROW = """
  tbody td>.tag{justify-self:start;align-self:center}
  tbody td{display:grid;grid-template-columns:9rem 1fr;gap:.75rem}
  tbody td:empty{display:none}
- tbody td::before{content:attr(data-label);color:var(--soft);font-size:.8125rem;
+ tbody td::before{content:attr(data-label);color:var(--soft);font-size:.8125rem;text-align:left;
   white-space:normal;line-height:1.65}
 }
 @media print{
