@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -45,8 +44,7 @@ def build_graph(trace: Trace, index: int) -> StepGraph:
     ops, collectives = _own_collectives(ops, trace.collectives)
     local = np.full(len(trace.ops), -1, np.int64)
     local[rows] = np.arange(len(rows))
-    edges = [*_stream_edges(ops), *_wait_edges(trace.waits, local)]
-    table = np.array(edges, np.int64).reshape(-1, 4)
+    table = np.concatenate([_stream_edges(ops), _wait_edges(trace.waits, local)])
     return StepGraph(
         rank=trace.rank,
         world_size=trace.world_size,
@@ -85,25 +83,24 @@ def _own_collectives(
     return replace(ops, collective=column), tuple(collectives[i] for i in used)
 
 
-def _stream_edges(ops: OpTable) -> list[tuple[int, int, int, int]]:
-    edges = []
+def _stream_edges(ops: OpTable) -> I64:
+    """Rows (source, target, EdgeKind, Provenance) between neighbours on each stream, int64[n, 4]."""
+    tables = [np.zeros((0, 4), np.int64)]
     for stream in np.unique(ops.stream):
         rows = np.flatnonzero(ops.stream == stream)
-        for source, target in itertools.pairwise(rows):
-            overlaps = ops.end_ns[source] > ops.start_ns[target]
-            provenance = Provenance.PRUNED if overlaps else Provenance.TRACED
-            edges.append((int(source), int(target), int(EdgeKind.STREAM), int(provenance)))
-    return edges
+        source, target = rows[:-1], rows[1:]
+        overlaps = ops.end_ns[source] > ops.start_ns[target]
+        provenance = np.where(overlaps, int(Provenance.PRUNED), int(Provenance.TRACED))
+        kind = np.full(len(source), int(EdgeKind.STREAM))
+        tables.append(np.stack([source, target, kind, provenance], axis=1))
+    return np.concatenate(tables)
 
 
-def _wait_edges(waits: I64, local: I64) -> list[tuple[int, int, int, int]]:
-    if len(waits) == 0:
-        return []
+def _wait_edges(waits: I64, local: I64) -> I64:
     inside = (local[waits[:, 0]] >= 0) & (local[waits[:, 1]] >= 0)
-    return [
-        (int(local[source]), int(local[target]), int(EdgeKind.EVENT), int(provenance))
-        for source, target, provenance in waits[inside]
-    ]
+    waits = waits[inside]
+    kind = np.full(len(waits), int(EdgeKind.EVENT))
+    return np.stack([local[waits[:, 0]], local[waits[:, 1]], kind, waits[:, 2]], axis=1)
 
 
 def is_work(ops: OpTable) -> np.ndarray:

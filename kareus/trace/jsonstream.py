@@ -46,7 +46,7 @@ class Event(msgspec.Struct, gc=False):
     tid: int | str | None = None
     ts: int | float | str = 0
     dur: int | float | str = 0
-    args: msgspec.Raw = msgspec.Raw(b"")
+    args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 class ExactEvent(msgspec.Struct, gc=False):
@@ -59,7 +59,7 @@ class ExactEvent(msgspec.Struct, gc=False):
     tid: int | str | None = None
     ts: msgspec.Raw = msgspec.Raw(b"0")
     dur: msgspec.Raw = msgspec.Raw(b"0")
-    args: msgspec.Raw = msgspec.Raw(b"")
+    args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
 @dataclass

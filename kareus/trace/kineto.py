@@ -14,6 +14,7 @@ import numpy as np
 from kareus.errors import InputError
 from kareus.trace import kernels
 from kareus.trace.alone import alone_durations
+from kareus.trace.grouping import group_ids, ordinals
 from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw, whole
 from kareus.trace.regions import ROLE_GATHER, ROLE_REDUCE, Regions, find_regions
 from kareus.trace.steps import find_steps
@@ -82,8 +83,8 @@ class _Assembly:
         }
         chosen = [rules, *by_category.values()]
         name, category = raw.name[order], raw.category[order]
-        kind = np.array([chosen[c][n].kind for n, c in zip(name, category, strict=True)], np.int8)
-        klass = np.array([chosen[c][n].kernel_class for n, c in zip(name, category, strict=True)], np.int8)
+        kind = np.array([[r.kind for r in table] for table in chosen], np.int8)[category, name]
+        klass = np.array([[r.kernel_class for r in table] for table in chosen], np.int8)[category, name]
         launch_ns, launch_thread, flags = self._link(raw.correlation[order], raw.stream[order])
         flags |= self._oddities(raw.start_ns[order], raw.end_ns[order], raw.stream[order])
         end_ns = self._clip(raw.start_ns[order], raw.end_ns[order], raw.stream[order], flags)
@@ -415,19 +416,16 @@ def _step_of(start_ns: I64, steps: tuple[tuple[int, int], ...]) -> I64:
 def _places(ops: OpTable, steps: tuple[tuple[int, int], ...]) -> I32:
     """An id for "the same kernel of another unit or step": name, grid, phase and its ordinal in the unit."""
     step_of = _step_of(ops.start_ns, steps)
-    ids: dict[tuple[int, ...], int] = {}
-    counts: dict[tuple[int, ...], int] = {}
     place = np.full(len(ops), -1, np.int32)
-    with_units = bool((ops.unit >= 0).any())
-    for row in range(len(ops)):
-        if ops.kind[row] == OpKind.COLLECTIVE or step_of[row] < 0:
-            continue
-        what = int(ops.name[row]), int(ops.grid[row]), int(ops.phase[row]), int(ops.stream[row])
-        home = (int(step_of[row]), int(ops.unit[row]), *what)
-        ordinal = counts[home] = counts.get(home, -1) + 1
-        # Without units the ordinal runs through the whole step, and only other steps are the same place.
-        root = int(ops.unit[row] == 0) if with_units else 2
-        place[row] = ids.setdefault((*what, ordinal, root), len(ids))
+    rows = np.flatnonzero((ops.kind != int(OpKind.COLLECTIVE)) & (step_of >= 0))
+    if len(rows) == 0:
+        return place
+    what = group_ids(ops.name[rows], ops.grid[rows], ops.phase[rows], ops.stream[rows])
+    ordinal = ordinals(group_ids(step_of[rows], ops.unit[rows], what))
+    # The root runs other layers than the blocks do. Without units the ordinal runs through the whole step,
+    # and only other steps are the same place.
+    root = ops.unit[rows] == 0
+    place[rows] = group_ids(what, ordinal, root)
     return place
 
 

@@ -9,56 +9,46 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from kareus.errors import InputError
+from kareus.trace.columns import (
+    LATEST_NS,
+    ArgsDecoder,
+    CallArgs,
+    GpuArgs,
+    NeedsExactTimesError,
+    ints,
+    lanes,
+    one_int,
+    product,
+    times_ns,
+)
 from kareus.trace.jsonstream import Damage, EventStream
 from kareus.trace.types import I64
 
-GPU_CATEGORIES = {"kernel": "kernel", "gpu_memcpy": "gpu_memcpy", "gpu_memset": "gpu_memset",
-                  "Kernel": "kernel", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset",
-                  "gpu_op": "kernel"}  # fmt: skip
+CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
+GPU_CATEGORIES = {
+    "kernel": 0,
+    "gpu_memcpy": 1,
+    "gpu_memset": 2,
+    "Kernel": 0,
+    "Memcpy": 1,
+    "Memset": 2,
+    "gpu_op": 0,
+}  # index into CATEGORIES; fmt: skip
 RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"}
 WAIT_CALLS = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent")
 HOST_SYNC_CALLS = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
-LATEST_NS = 2**62  # the year 2116; sums of two such times still fit an int64
-FLOAT_EXACT_US = 2**53 / 1000  # beyond this, microseconds with three decimals do not fit a float64
-
-Loose = int | float | str | None
-
-
-class GpuArgs(msgspec.Struct, gc=False):
-    """Arguments of a GPU work item; types vary between torch releases, so they are read loosely."""
-
-    stream: Loose = None
-    device: Loose = None
-    correlation: Loose = None
-    grid: list[int] | None = None
-    block: list[int] | None = None
-    nbytes: Loose = msgspec.field(name="bytes", default=None)
-    graph_id: Loose = msgspec.field(name="graph id", default=None)
-    collective: Loose = msgspec.field(name="Collective name", default=None)
-    in_elements: Loose = msgspec.field(name="In msg nelems", default=None)
-    out_elements: Loose = msgspec.field(name="Out msg nelems", default=None)
-    group_size: Loose = msgspec.field(name="Group size", default=None)
-    dtype: Loose = None
-    group_name: Loose = msgspec.field(name="Process Group Name", default=None)
-    group_ranks: Loose = msgspec.field(name="Process Group Ranks", default=None)
-    sequence: Loose = msgspec.field(name="Seq", default=None)
-
-
-class CallArgs(msgspec.Struct, gc=False):
-    """Arguments of a runtime call or a sync record."""
-
-    correlation: Loose = None
-    stream: Loose = None
-    wait_on_stream: Loose = None
-    record_correlation: Loose = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
+# Calls that never launch or order work on a GPU: left out before anything else is looked at.
+IDLE_CALLS = ("IsCapturing", "GetError", "LastError", "EventQuery", "StreamQuery", "FuncBySymbol",
+              "GetDevice", "SetDevice", "ThreadExchange", "FuncGetAttributes", "PointerGetAttribute",
+              "Occupancy", "EventCreate", "EventDestroy", "DeviceGet", "GetAttribute", "FuncSetAttribute",
+              "CtxGet", "EventElapsed", "Malloc", "Free", "HostAlloc", "CaptureInfo")  # fmt: skip
+CALL_OTHER, CALL_WAIT, CALL_HOST_SYNC, CALL_GRAPH, CALL_IDLE = range(5)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,17 +101,13 @@ class RawTrace:
     marks: list[tuple[int, int, int, str]] = field(default_factory=list)
     autograd_threads: set[int] = field(default_factory=set)
     cpu_comm: list[tuple[int, int, int, str]] = field(default_factory=list)
+    events: int = 0
+    bad_times: int = 0
 
     @property
     def distributed(self) -> dict[str, Any]:
         """The file's distributedInfo, {} where there is none."""
         return mapping(self.header, "distributedInfo")
-
-    events: int = 0
-    bad_times: int = 0
-
-
-CATEGORIES = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 def read_raw(path: str | Path) -> RawTrace:
@@ -133,12 +119,8 @@ def read_raw(path: str | Path) -> RawTrace:
     raw = _Collector(Path(path), exact=False)
     try:
         return raw.run()
-    except _NeedsExactTimes:
+    except NeedsExactTimesError:
         return _Collector(Path(path), exact=True).run()
-
-
-class _NeedsExactTimes(Exception):
-    """Absolute microseconds with a fraction: read again, keeping the decimal text."""
 
 
 class _Collector:
@@ -152,13 +134,15 @@ class _Collector:
         self.calls: list[I64] = []
         self.names: dict[str, int] = {}
         self.raw = RawTrace(path=path, header={}, damage=self.stream.damage, base_ns=0)
-        self.gpu_args = msgspec.json.Decoder(GpuArgs)
-        self.call_args = msgspec.json.Decoder(CallArgs)
+        self.gpu_args = ArgsDecoder(GpuArgs)
+        self.call_args = ArgsDecoder(CallArgs)
+        self.call_kinds: dict[str, int] = {}
         self.rows = 0
         self.threads: dict[str, int] = {}
 
     def run(self) -> RawTrace:
         for batch in self.stream.batches():
+            self.raw.events += len(batch)
             self._batch(batch)
         raw = self.raw
         raw.header = self.stream.header
@@ -190,144 +174,117 @@ class _Collector:
             raw.sync = raw.sync.copy()
             raw.sync[:, 0] += base
 
-    def _ns(self, value: Any) -> int:
-        """Microseconds as number, text or raw JSON to integer nanoseconds; -1 where it is no time."""
-        if isinstance(value, float | int):
-            return round(value * 1000) if -LATEST_NS < value * 1000 < LATEST_NS else -1
-        try:
-            text = bytes(value).decode() if isinstance(value, msgspec.Raw) else str(value)
-            number = Decimal(text.strip('"')) * 1000
-            return int(number.to_integral_value()) if abs(number) < LATEST_NS else -1
-        except (InvalidOperation, ValueError, OverflowError):
-            return -1
-
-    def _thread(self, value: Any) -> int:
-        if isinstance(value, int):
-            return _int(value)
-        text = str(value)
-        digits = text.rpartition(" ")[2]  # 2021 files write "stream 7"
+    def _lane(self, text: str) -> int:
+        """A number for a thread or stream given as text; files of 2021 write "stream 7"."""
+        digits = text.rpartition(" ")[2]
         if digits.isdecimal() and len(digits) < 19:
             return int(digits)
         return self.threads.setdefault(text, -2 - len(self.threads))
 
     def _batch(self, batch: Iterable[Any]) -> None:
-        gpu: list[tuple[int, ...]] = []
-        calls: list[tuple[int, ...]] = []
-        syncs: list[tuple[int, ...]] = []
-        raw = self.raw
+        gpu: list[Any] = []
+        calls: list[Any] = []
+        marks: list[Any] = []
+        syncs: list[Any] = []
+        kinds = self.call_kinds
+        groups = {**dict.fromkeys(GPU_CATEGORIES, gpu), **dict.fromkeys(RUNTIME_CATEGORIES, calls)}
+        groups |= {"user_annotation": marks, "cuda_sync": syncs}
         for event in batch:
-            raw.events += 1
-            if event.ph != "X":
-                continue
-            category = GPU_CATEGORIES.get(event.cat)
-            if category is not None:
-                row = self._gpu_row(event, category)
-                if row is not None:
-                    gpu.append(row)
-                    self.rows += 1
-            elif event.cat in RUNTIME_CATEGORIES:
-                calls.append(self._call_row(event))
-            elif event.cat == "user_annotation":
-                start, end = self._span(event)
-                raw.marks.append((start, end, self._thread(event.tid), event.name))
-            elif event.cat in ("cpu_op", "Operator"):
-                self._cpu_op(event)
-            elif event.cat == "cuda_sync" and event.name == "Stream Wait Event":
-                args = self._args(self.call_args, event, CallArgs())
-                syncs.append(
-                    (
-                        self._ns(event.ts),
-                        _int(args.stream),
-                        _int(args.wait_on_stream),
-                        _int(args.record_correlation),
-                    )
-                )
+            group = groups.get(event.cat)
+            if group is None:
+                if event.cat == "cpu_op" or event.cat == "Operator":
+                    self._cpu_op(event)
+            elif event.ph == "X":
+                if group is calls and kinds.get(event.name) == CALL_IDLE:
+                    continue
+                group.append(event)
         if gpu:
-            self.gpu.append(np.array(gpu, np.int64))
+            self._gpu_rows(gpu)
         if calls:
-            self.calls.append(np.array(calls, np.int64))
-        if syncs:
-            raw.sync = np.concatenate([raw.sync, np.array(syncs, np.int64)])
+            self._call_rows(calls)
+        if marks:
+            start, duration = times_ns(marks, exact=self.exact)
+            end, thread = start + np.maximum(duration, 0), lanes([m.tid for m in marks], self._lane)
+            columns = zip(start.tolist(), end.tolist(), thread.tolist(), (m.name for m in marks), strict=True)
+            self.raw.marks.extend(columns)
+        if syncs := [e for e in syncs if e.name == "Stream Wait Event"]:
+            start, _ = times_ns(syncs, exact=self.exact)
+            args = self.call_args(syncs)
+            fields = ("stream", "wait_on_stream", "record_correlation")
+            rows = np.stack([start, *(ints([getattr(a, f) for a in args]) for f in fields)], axis=1)
+            self.raw.sync = np.concatenate([self.raw.sync, rows])
 
-    def _span(self, event: Any) -> tuple[int, int]:
-        start = self._ns(event.ts)
-        return start, start + max(0, self._ns(event.dur))
-
-    def _args(self, decoder: Any, event: Any, default: Any) -> Any:
-        if not len(bytes(event.args)):
-            return default
-        try:
-            return decoder.decode(event.args)
-        except msgspec.MsgspecError:
-            return default
-
-    def _gpu_row(self, event: Any, category: str) -> tuple[int, ...] | None:
-        if not self.exact and isinstance(event.ts, float) and event.ts > FLOAT_EXACT_US:
-            raise _NeedsExactTimes
-        start, duration = self._ns(event.ts), self._ns(event.dur)
-        if start <= 0 or duration < 0:
-            self.raw.bad_times += 1
-            return None
-        args: GpuArgs = self._args(self.gpu_args, event, GpuArgs())
-        if args.collective is not None:
-            self.raw.comm[self.rows] = CommArgs(
-                collective=str(args.collective), in_elements=max(0, _int(args.in_elements)),
-                out_elements=max(0, _int(args.out_elements)), dtype=str(args.dtype or ""),
-                group_name=str(args.group_name if args.group_name is not None else ""),
-                group_ranks=str(args.group_ranks or ""), sequence=_int(args.sequence),
-            )  # fmt: skip
-        stream = args.stream if args.stream is not None else self._thread(event.tid)
-        return (
-            start, start + duration, _int(stream), _int(args.correlation), _product(args.grid),
-            _product(args.block), max(0, _int(args.nbytes)),
-            self.names.setdefault(event.name, len(self.names)), CATEGORIES.index(category),
-            max(0, _int(args.graph_id)),
-            _int(args.device if args.device is not None else event.pid),
+    def _gpu_rows(self, events: list[Any]) -> None:
+        start, duration = times_ns(events, exact=self.exact)
+        good = (start > 0) & (duration >= 0)
+        if not good.all():
+            self.raw.bad_times += int((~good).sum())
+            events = [event for event, keep in zip(events, good, strict=True) if keep]
+            start, duration = start[good], duration[good]
+        args, names = self.gpu_args(events), self.names
+        streams = [a.stream for a in args]
+        if None in streams:
+            lane = lanes([event.tid for event in events], self._lane)
+            streams = [int(lane[row]) if s is None else s for row, s in enumerate(streams)]
+        devices = [e.pid if a.device is None else a.device for a, e in zip(args, events, strict=True)]
+        columns = (
+            start, start + duration, ints(streams), ints([a.correlation for a in args]),
+            [product(a.grid) for a in args], [product(a.block) for a in args],
+            np.maximum(ints([a.nbytes for a in args]), 0),
+            [names.setdefault(event.name, len(names)) for event in events],
+            [GPU_CATEGORIES[event.cat] for event in events],
+            np.maximum(ints([a.graph_id for a in args]), 0), ints(devices),
         )  # fmt: skip
+        for row, one in enumerate(args):
+            if one.collective is not None:
+                self.raw.comm[self.rows + row] = _comm_args(one)
+        self.rows += len(events)
+        self.gpu.append(np.stack([np.asarray(column, np.int64) for column in columns], axis=1))
 
-    def _call_row(self, event: Any) -> tuple[int, ...]:
-        args: CallArgs = self._args(self.call_args, event, CallArgs())
-        name = event.name
-        kind = 0
-        if name.startswith(WAIT_CALLS):
-            kind = 1
-        elif any(part in name for part in HOST_SYNC_CALLS):
-            kind = 2
-        elif "GraphLaunch" in name:
-            kind = 3
-        start, end = self._span(event)
-        return start, end, self._thread(event.tid), _int(args.correlation), kind
+    def _call_rows(self, events: list[Any]) -> None:
+        kinds = self.call_kinds
+        for event in events:
+            if event.name not in kinds:
+                kinds[event.name] = _call_kind(event.name)
+        events = [event for event in events if kinds[event.name] != CALL_IDLE]
+        start, duration = times_ns(events, exact=self.exact)
+        columns = (
+            start, start + np.maximum(duration, 0), lanes([event.tid for event in events], self._lane),
+            ints([a.correlation for a in self.call_args(events)]),
+            np.array([kinds[event.name] for event in events], np.int64),
+        )  # fmt: skip
+        self.calls.append(np.stack(columns, axis=1))
 
     def _cpu_op(self, event: Any) -> None:
         name = event.name
         if name.startswith("autograd::engine"):
-            self.raw.autograd_threads.add(self._thread(event.tid))
+            self.raw.autograd_threads.add(int(lanes([event.tid], self._lane)[0]))
         elif name.startswith("gloo:"):
-            start, end = self._span(event)
-            self.raw.cpu_comm.append((start, end, self._thread(event.tid), name))
+            start, duration = (int(value[0]) for value in times_ns([event], exact=self.exact))
+            thread = int(lanes([event.tid], self._lane)[0])
+            self.raw.cpu_comm.append((start, start + max(0, duration), thread, name))
 
 
-def _int(value: Loose) -> int:
-    """An integer out of whatever a trace writes; -1 where it is none."""
-    if isinstance(value, bool) or value is None:
-        return -1
-    if isinstance(value, int):
-        return value if -(2**63) <= value < 2**63 else value % 2**63  # AMD stream ids are unsigned 64-bit
-    try:
-        number = float(value)
-    except ValueError:
-        digits = str(value).rpartition(" ")[2]
-        return int(digits) if digits.isdecimal() and len(digits) < 19 else -1
-    return int(number) if -LATEST_NS < number < LATEST_NS else -1
+def _call_kind(name: str) -> int:
+    if name.startswith(WAIT_CALLS):
+        return CALL_WAIT
+    if any(part in name for part in HOST_SYNC_CALLS):
+        return CALL_HOST_SYNC
+    if "GraphLaunch" in name:
+        return CALL_GRAPH
+    return CALL_IDLE if any(part in name for part in IDLE_CALLS) else CALL_OTHER
 
 
-def _product(dims: list[int] | None) -> int:
-    if not dims:
-        return 0
-    total = 1
-    for dim in dims:
-        total = min(total * max(0, dim), 2**31 - 1)
-    return total
+def _comm_args(args: GpuArgs) -> CommArgs:
+    return CommArgs(
+        collective=str(args.collective),
+        in_elements=max(0, one_int(args.in_elements)),
+        out_elements=max(0, one_int(args.out_elements)),
+        dtype=str(args.dtype or ""),
+        group_name=str(args.group_name if args.group_name is not None else ""),
+        group_ranks=str(args.group_ranks or ""),
+        sequence=one_int(args.sequence),
+    )
 
 
 def mapping(header: dict[str, Any], key: str) -> dict[str, Any]:
@@ -338,7 +295,7 @@ def mapping(header: dict[str, Any], key: str) -> dict[str, Any]:
 
 def whole(value: Any, least: int = 0) -> int | None:
     """Return a whole number of at least `least` out of a header entry, None where it is none."""
-    number = _int(value) if isinstance(value, int | float | str) else -1
+    number = one_int(value) if isinstance(value, int | float | str) else -1
     return number if least <= number < 2**31 else None
 
 

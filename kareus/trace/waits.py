@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kareus.trace.rawtrace import CALL_WAIT
 from kareus.trace.regions import ROLE_COPY_OUT, ROLE_GATHER, ROLE_REDUCE, Regions
 from kareus.trace.types import I64, CollectiveKind, CollectiveOp, OpKind, OpTable, Phase, Provenance
 
@@ -153,15 +154,20 @@ def _ddp(ops: OpTable, collectives: Sequence[CollectiveOp], compute_stream: int)
     edges: list[Edge] = []
     pending: list[int] = []
     last_compute = -1
-    for row in _launch_order(ops):
-        op = int(row)
-        if ops.kind[op] == OpKind.COLLECTIVE:
+    order = _launch_order(ops)
+    is_collective = (ops.kind[order] == int(OpKind.COLLECTIVE)).tolist()
+    on_compute = (ops.stream[order] == compute_stream).tolist()
+    backward = (ops.phase[order] == int(Phase.BACKWARD)).tolist()
+    for op, collective, computes, inside in zip(
+        order.tolist(), is_collective, on_compute, backward, strict=True
+    ):
+        if collective:
             if last_compute >= 0:
                 edges.append((last_compute, op, Provenance.ASSUMED))
             if collectives[int(ops.collective[op])].kind == CollectiveKind.ALL_REDUCE:
                 pending.append(op)
-        elif ops.stream[op] == compute_stream:
-            if pending and ops.phase[op] != Phase.BACKWARD:
+        elif computes:
+            if pending and not inside:
                 edges += [(source, op, Provenance.ASSUMED) for source in pending]
                 pending = []
             last_compute = op
@@ -172,30 +178,35 @@ def _communicators(ops: OpTable, collectives: Sequence[CollectiveOp]) -> list[Ed
     """NCCL runs the kernels of one communicator one at a time in launch order, whatever their streams."""
     edges: list[Edge] = []
     newest: dict[str, int] = {}
-    for row in _launch_order(ops):
-        op = int(row)
-        if ops.kind[op] != OpKind.COLLECTIVE or collectives[int(ops.collective[op])].path != "nccl":
-            continue
-        group = collectives[int(ops.collective[op])].group_name
-        if group and group in newest:
-            edges.append((newest[group], op, Provenance.ASSUMED))
-        newest[group] = op
+    order = _launch_order(ops)
+    for op in order[ops.kind[order] == int(OpKind.COLLECTIVE)].tolist():
+        collective = collectives[int(ops.collective[op])]
+        if collective.path == "nccl" and collective.group_name:
+            if collective.group_name in newest:
+                edges.append((newest[collective.group_name], op, Provenance.ASSUMED))
+            newest[collective.group_name] = op
     return edges
 
 
 def _inferred(ops: OpTable, calls: I64) -> list[Edge]:
+    """The first launch of a thread after a wait call waits for the newest work of every other stream."""
     edges: list[Edge] = []
-    waits = calls[calls[:, 4] == 1]
-    waits = waits[np.argsort(waits[:, 0], kind="stable")]
-    newest: dict[int, int] = {}
-    seen: dict[int, int] = {}
-    for row in _launch_order(ops):
-        op, thread, time = int(row), int(ops.launch_thread[row]), int(ops.launch_ns[row])
-        upto = int(np.searchsorted(waits[:, 0], time))
-        before = seen.get(thread, 0)
-        if (waits[before:upto, 2] == thread).any():
-            stream = int(ops.stream[op])
-            edges += [(source, op, Provenance.INFERRED) for s, source in newest.items() if s != stream]
-        seen[thread] = upto
-        newest[int(ops.stream[op])] = op
+    order = _launch_order(ops)
+    thread = ops.launch_thread[order]
+    waited = np.zeros(len(order), bool)
+    waits = calls[calls[:, 4] == CALL_WAIT]
+    for one in np.unique(waits[:, 2]):
+        rows = np.flatnonzero(thread == one)
+        after = np.searchsorted(ops.launch_ns[order[rows]], waits[waits[:, 2] == one, 0], side="left")
+        waited[rows[after[after < len(rows)]]] = True
+    streams, columns = np.unique(ops.stream[order], return_inverse=True)
+    newest = np.full(len(streams), -1, np.int64)
+    for op, column, waits_here in zip(order.tolist(), columns.tolist(), waited.tolist(), strict=True):
+        if waits_here:
+            edges += [
+                (int(source), op, Provenance.INFERRED)
+                for other, source in enumerate(newest)
+                if other != column and source >= 0
+            ]
+        newest[column] = op
     return edges
