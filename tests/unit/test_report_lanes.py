@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_samples import piece, timeline
 
@@ -20,6 +20,7 @@ def covered(intervals: list[tuple[int, int]]) -> set[int]:
     return {t for start, end in intervals for t in range(start, end)}
 
 
+@settings(deadline=None)
 @given(PAIRS, PAIRS)
 def test_union_and_difference_equal_sets_of_ticks(
     first: list[tuple[int, int]], second: list[tuple[int, int]]
@@ -32,6 +33,7 @@ def test_union_and_difference_equal_sets_of_ticks(
     assert total(left) == len(covered(left))
 
 
+@settings(deadline=None)
 @given(PAIRS)
 def test_lanes_never_overlap_and_keep_every_slice(pairs: list[tuple[int, int]]) -> None:
     slices = [piece(s, s + max(0, e - s), SliceClass.GEMM) for s, e in pairs]

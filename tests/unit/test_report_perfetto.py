@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from report_samples import piece, timeline
 
@@ -66,6 +66,7 @@ def test_one_named_track_for_each_stream() -> None:
     assert {(e["pid"], e["tid"]) for e in events(sample(), "X")} == set(named)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 10**8), st.integers(0, 10**6)), max_size=30))
 def test_no_slices_overlap_on_a_track_and_none_is_lost(spans: list[tuple[int, int]]) -> None:
     slices = [
