@@ -111,6 +111,16 @@ class Collector:
         self._close(alone=False)
 
     @property
+    def over(self) -> bool:
+        """The window is over, whatever came of it."""
+        return self._over
+
+    @property
+    def directory(self) -> Path:
+        """Where files go."""
+        return self._directory
+
+    @property
     def _steps(self) -> int:
         return len(self._boundaries) - 1
 

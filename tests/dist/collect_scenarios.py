@@ -72,3 +72,15 @@ def lose_a_rank(rank: int, world_size: int, *, folder: str, die_at: int) -> Any:
         atexit._run_exitfuncs()  # this world ends by os._exit, a user's process ends normally
         return {"error_seen": type(error).__name__}
     return {"error_seen": ""}
+
+
+def profile(rank: int, world_size: int, *, wrapper: str, path: str, steps: int, budget_s: float) -> Any:
+    """Train stock, then the same while settings are measured."""
+    for name in ("KAREUS_COLLECT", "KAREUS_PROFILE"):
+        os.environ.pop(name, None)
+    stock = train(wrapped(wrapper), rank, steps, collect=None)
+    os.environ["KAREUS_PROFILE"] = path
+    os.environ["KAREUS_PROFILE_BUDGET_S"] = str(budget_s)
+    measured = train(wrapped(wrapper), rank, steps, collect=path)
+    del os.environ["KAREUS_PROFILE"], os.environ["KAREUS_PROFILE_BUDGET_S"]
+    return {"equal": stock == measured}

@@ -1,0 +1,326 @@
+"""`attach(mode="profile")`: settings measured inside the running job, beside stock steps.
+
+First a profiler window says what a step runs (the profile's workload). Then blocks of steps follow, each
+under one setting, a stock block never far away. Every rank runs the same blocks: which comes next is
+computed on every rank from the same gathered figures. The losses stay those of stock.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import math
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kareus.collect import facts
+from kareus.collect.choose import is_settled, next_setting
+from kareus.collect.collector import Collector
+from kareus.collect.gather import make_link
+from kareus.collect.options import options_from
+from kareus.collect.profile_file import Store
+from kareus.collect.settings import STOCK, Setting, default_settings, schedule_for
+from kareus.device.energy import EnergyMeter, open_meter
+from kareus.device.gpu import event_names
+from kareus.errors import InputError, KareusError, UsageError
+
+log = logging.getLogger("kareus")
+
+HEAD = 3  # steps after a switch that are not counted
+MIN_STEPS = 10
+MAX_DROPPED = 1  # unsettled blocks for each setting before they are taken as they are
+ENERGY_WINDOW_S = 3.0  # the counter of an H200 moves every 100 ms
+BUDGET_S = 300.0
+LINK_TIMEOUT_S = 60.0
+OBSERVE = 8  # steps a schedule may need before it is in force the first time
+
+
+@dataclass(kw_only=True)
+class Block:
+    """One block under way.
+
+    Attributes:
+        setting: what it runs. head: steps not counted. steps: counted ones. done: finished so far.
+        marks: device marks at the boundaries of counted steps.
+    """
+
+    setting: Setting
+    head: int
+    steps: int
+    done: int = 0
+    marks: list[Any] = field(default_factory=list)
+    began: float = 0.0
+
+
+class Sweep:
+    """Follows a session in mode "profile".
+
+    Args:
+        session: the session. collector: the window that comes first, None where the file has a workload.
+        store: the profile under construction. runs: a session of its own for each setting, by label.
+        budget_s: seconds to measure for.
+    """
+
+    def __init__(
+        self,
+        session: Any,
+        collector: Collector | None,
+        store: Store,
+        runs: dict[str, Any],
+        settings: dict[str, Setting],
+        budget_s: float,
+    ) -> None:
+        self._session, self._collector, self._store = session, collector, store
+        self._runs, self._settings, self._budget_s = runs, settings, budget_s
+        self._own_driver = session.driver
+        self._active: Any = None
+        self._block: Block | None = None
+        self._started = 0.0
+        self._step_us = 0.0
+        # Rank 0's file counts: others may have another, or none.
+        earlier = session.pilot.exchange.gather({label: store.ratios(label) for label in runs})[0]
+        self._ratios: dict[str, list[float]] = earlier
+        self._stock_us = math.nan
+        self._since_stock = 99
+        self._seen: set[str] = set()
+        self._last = time.perf_counter()
+        self._over = False
+        self._meter = self._open_meter()
+        self.dropped = 0
+
+    def _open_meter(self) -> EnergyMeter | None:
+        device = self._session.job.device
+        if device.type != "cuda":
+            return None
+        return open_meter(device.index or 0, uuid=facts.gpu_uuid(device) or None)
+
+    def on_step(self, step_index: int) -> None:
+        """Called after every step."""
+        if self._over:
+            return
+        now = time.perf_counter()
+        self._step_us, self._last = (now - self._last) * 1e6, now
+        try:
+            if self._collector is not None:
+                self._collector.on_step(step_index)
+                if not self._collector.over:
+                    return
+                self._end_window(self._collector)
+                if self._over:
+                    return
+            self._advance()
+        except Exception as error:  # nothing of ours is raised into training
+            log.warning("kareus rank %d: profiling stopped: %r", self._session.job.rank, error)
+            self._stop()
+
+    def finish(self) -> None:
+        """End measuring; what was measured is in the file already."""
+        if self._collector is not None:
+            self._collector.finish()
+            self._collector = None
+        if not self._over:
+            self._stop()
+
+    def _end_window(self, collector: Collector) -> None:
+        """Rank 0 reads what a step runs; where it cannot, all ranks stop."""
+        self._collector = None
+        problem = self._store.take_workload(collector) if self._session.job.rank == 0 else ""
+        problem = self._session.pilot.exchange.gather(problem)[0]
+        if problem:
+            self._stop(f"what a step runs is not known: {problem}")
+
+    def _advance(self) -> None:
+        if self._active is not None:
+            self._active.step()
+        block = self._block
+        if block is None:
+            if not self._started:
+                self._started = time.monotonic()
+            self._begin(STOCK)
+            return
+        block.done += 1
+        if block.done == block.head:
+            block.began = time.monotonic()
+            if self._meter is not None:
+                self._session.conductor.timeline.finish(self._mark())
+                self._meter.begin("block")
+        if block.done >= block.head:
+            block.marks.append(self._mark())
+        if block.done == block.head + block.steps:
+            self._end(block)
+
+    def _mark(self) -> Any:
+        return self._session.conductor.timeline.mark(timing=True)
+
+    def _begin(self, setting: Setting) -> None:
+        run = self._runs.get(setting.label)
+        if run is not self._active or self._session.driver is self._own_driver:
+            self._switch(run)
+        head = HEAD + (0 if run is None or setting.label in self._seen else OBSERVE)
+        self._seen.add(setting.label)
+        self._block = Block(setting=setting, head=head, steps=self._block_steps())
+
+    def _block_steps(self) -> int:
+        """Enough steps for an energy window on GPUs, `MIN_STEPS` elsewhere; rank 0's figure everywhere."""
+        wanted = MIN_STEPS
+        if self._meter is not None and self._step_us > 0:
+            wanted = max(MIN_STEPS, math.ceil(ENERGY_WINDOW_S * 1e6 / self._step_us))
+        return int(self._session.pilot.exchange.gather(min(wanted, 500))[0])
+
+    def _switch(self, run: Any) -> None:
+        """Take one driver out of the model and put another in; None is stock, with none at all."""
+        if self._active is not None:
+            self._active.driver.uninstall()
+        elif self._session.driver is not None:
+            self._session.driver.uninstall()
+            self._session.driver = None
+        self._active = run
+        if run is not None:
+            run.driver.install()
+
+    def _end(self, block: Block) -> None:
+        timeline = self._session.conductor.timeline
+        timeline.finish(block.marks[-1])
+        reading = self._meter.end("block") if self._meter is not None else None
+        steps = [timeline.elapsed_us(a, b) for a, b in zip(block.marks[:-1], block.marks[1:], strict=True)]
+        reasons = self._meter.gpu.event_reasons() if self._meter is not None else None
+        clock = self._meter.gpu.sm_clock_mhz() if self._meter is not None else None
+        mine = {
+            "steps": steps,
+            "energy_j": None
+            if reading is None or reading.energy_j is None
+            else reading.energy_j / block.steps,
+            "window_s": time.monotonic() - block.began,
+            "clock": clock,
+            "reasons": event_names(reasons or 0),
+            "elapsed_s": time.monotonic() - self._started,
+            "in_force": self._active is None or self._active.state == "replay",
+        }
+        ranks = self._session.pilot.exchange.gather(mine)
+        self._take(block, ranks)
+        if ranks[0]["elapsed_s"] > self._budget_s:
+            self._stop(f"budget of {self._budget_s:.0f} s used up")
+            return
+        label = next_setting(self._ratios, self._since_stock)
+        if label is None:
+            self._stop("every interval is within 1 % of the step")
+            return
+        self._begin(STOCK if label == "stock" else self._settings[label])
+
+    def _take(self, block: Block, ranks: list[dict[str, Any]]) -> None:
+        """Judge and keep a block; a step lasts as long as on the slowest rank."""
+        steps = [max(times) for times in zip(*(r["steps"] for r in ranks), strict=True)]
+        label = block.setting.label
+        if not all(r["in_force"] for r in ranks):
+            log.warning("kareus: setting %r could not be put in force; it is left out", label)
+            self._ratios.pop(label, None)
+            return
+        if not is_settled(steps):
+            self.dropped += 1
+            if self.dropped <= MAX_DROPPED * len(self._runs):
+                return  # measured again: it still has the fewest or widest figures
+        self._since_stock = 0 if label == STOCK.label else self._since_stock + 1
+        mean = statistics.fmean(steps)
+        if label == STOCK.label:
+            self._stock_us = mean
+        else:
+            self._ratios[label].append(mean / self._stock_us)
+        self._store.add(block.setting, steps, ranks)
+        if self._session.job.rank == 0:
+            try:
+                self._store.save()
+            except InputError as error:  # the next block tries again; other ranks must not notice
+                log.warning("kareus: %s", error)
+
+    def _stop(self, why: str = "the job ended") -> None:
+        """Give the model back to the session's own driver."""
+        self._over = True
+        try:
+            if self._session.driver is None:
+                self._switch(None)
+                self._session.driver = self._own_driver
+                if self._own_driver is not None:
+                    self._own_driver.install()
+            for run in self._runs.values():
+                run.driver.install()  # detach takes it out itself
+                run.detach()
+            if self._meter is not None:
+                self._meter.close()
+        except Exception as error:  # nothing of ours is raised into training
+            log.warning("kareus rank %d: %r", self._session.job.rank, error)
+        if self._session.job.rank == 0:
+            print(
+                f"kareus: profile: {why}; {self._store.count} blocks in {self._store.path}", file=sys.stderr
+            )
+
+
+def start_sweep(session: Any, target: str) -> Sweep:
+    """Prepare every setting's communicators and the window; all ranks call it in `attach`.
+
+    Raises:
+        UsageError: the target is a directory, or the wrapper cannot be swept.
+    """
+    from kareus.runtime import attach
+
+    if Path(target).is_dir():
+        raise UsageError(
+            f"KAREUS_PROFILE={target} is a directory; give a file, as in KAREUS_PROFILE=profile.json"
+        )
+    job = session.job
+    if job.wrapper not in ("fsdp2", "ddp"):
+        raise UsageError(f"profiling needs FSDP2 or DDP, found {job.wrapper}")
+    exchange = session.pilot.exchange
+    hosts = exchange.gather(facts.host_name())
+    one_host = len(set(hosts)) == 1
+    capable = facts.capabilities(job.device, one_host=one_host)
+    store = _open_store(target, session, one_host)
+    settings = {s.label: s for s in default_settings(job.wrapper, capable)}
+    runs: dict[str, Any] = {}
+    own = session.driver
+    assert own is not None  # FSDP2 and DDP sessions have one
+    own.uninstall()
+    for label, setting in settings.items():
+        try:
+            plan = schedule_for(setting, session.fingerprint)
+            run = attach(job.root, None, schedule=plan, mode="replay", guard=False)
+        except KareusError as error:  # raised on all ranks alike
+            log.warning("kareus: setting %r is left out: %s", label, error)
+            continue
+        assert run.driver is not None
+        run.driver.uninstall()
+        runs[label] = run
+    own.install()
+    collector = None
+    if exchange.gather(store.has_workload)[0]:
+        store.keep_workload()
+    else:
+        folder = str(Path(target).with_suffix(".trace"))
+        collector = Collector(job, folder, options_from(os.environ), make_link(LINK_TIMEOUT_S))
+    budget = float(os.environ.get("KAREUS_PROFILE_BUDGET_S") or BUDGET_S)
+    return Sweep(session, collector, store, runs, settings, budget)
+
+
+def _open_store(target: str, session: Any, one_host: bool) -> Store:
+    """Open the profile on every rank, or raise on every rank.
+
+    Raises:
+        UsageError: a rank cannot use the file.
+    """
+    store, problem = None, ""
+    try:
+        store = Store.open(target, session.fingerprint, session.job, one_host=one_host, date=_today())
+    except KareusError as error:
+        problem = str(error)
+    problems = [p for p in session.pilot.exchange.gather(problem) if p]
+    if problems or store is None:
+        raise UsageError(problems[0])
+    return store
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
