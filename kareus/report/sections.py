@@ -101,12 +101,17 @@ def _choice(name: str, group: str, options: list[tuple[str, str]]) -> str:
 
 def _frontier_part(report: ReportData) -> str:
     if report.frontier is None:
-        lead = "No frontier: it needs energy, and either the file of <code>kareus solve --frontier</code>."
+        lead = "No frontier: nothing is known about energy, or the page was made without it."
         return _part("Time against energy", lead)
     lead = (
         "The line is the least energy the model finds within each step time; nothing of this model lies in "
         f"the shaded area under the dotted bound. All points {source_tag(Source.PREDICTED)}"
     )
+    if not report.frontier.points:
+        lead = (
+            "Single plans only: the line between them comes with the file of "
+            f"<code>kareus solve --frontier</code>. All points {source_tag(Source.PREDICTED)}"
+        )
     return _part("Time against energy", lead, plot(report.frontier))
 
 

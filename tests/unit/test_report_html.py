@@ -158,8 +158,9 @@ def test_warns_when_the_error_is_larger_than_the_change() -> None:
 
 def test_points_that_coincide_share_one_mark() -> None:
     point = FrontierPoint(time_us=9000, energy_j=6.3)
-    view = FrontierView(points=(point,), chosen=point, knee=point, least_energy=point)
+    view = FrontierView(points=(), chosen=point, knee=point, least_energy=point)
     text = render(report(frontier=view))
+    assert "Single plans only" in text
     assert text.count('class="mark ') == 1
     assert "chosen, knee, least energy" in Page(text).words
 
@@ -168,6 +169,7 @@ def test_a_serialised_step_far_away_is_named_below_the_plot() -> None:
     points = (FrontierPoint(time_us=9000, energy_j=6.3), FrontierPoint(time_us=9100, energy_j=6.2))
     far = FrontierPoint(time_us=12_000, energy_j=7.0)
     text = render(report(frontier=FrontierView(points=points, chosen=points[0], serialised=far)))
+    assert "Single plans only" not in text
     assert "Off this scale: serialised, 12.00 ms and 7.00 J." in Page(text).words
     assert text.count('class="mark ') == 1
 
