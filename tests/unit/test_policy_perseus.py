@@ -91,7 +91,7 @@ def test_bubbles_are_slowed_without_making_the_step_longer():
     assert fastest.energy_j < 0.9 * frontier.max_clock_energy_j
     clocks = dict(zip(pipeline.operations, fastest.sm_clock_mhz, strict=True))
     slow = [clocks[op] for op in pipeline.operations if op.stage == 2]
-    assert slow.count(1400) >= len(slow) - 2  # the slow stage waits for its first input, and nobody for its last
+    assert slow.count(1400) >= len(slow) - 2  # only the ends of the slowest stage may have slack
     assert min(fastest.sm_clock_mhz) == 800
 
 
