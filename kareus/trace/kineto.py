@@ -14,6 +14,7 @@ import numpy as np
 from kareus.errors import InputError
 from kareus.trace import kernels
 from kareus.trace.alone import alone_durations
+from kareus.trace.compact import is_compact, read_compact
 from kareus.trace.grouping import group_ids, ordinals
 from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw, whole
 from kareus.trace.regions import ROLE_GATHER, ROLE_REDUCE, Regions, find_regions
@@ -42,13 +43,16 @@ def read_trace(path: str | Path, *, rank: int | None = None, names: Sequence[ker
     """Read one rank's trace.
 
     Args:
-        path: .json or .json.gz as written by torch.profiler, any release since 2021.
+        path: .json or .json.gz as written by torch.profiler, any release since 2021, or .kt.json.gz as
+            written by `compact.write_compact`.
         rank: the rank, where neither file nor file name says it.
         names: rows tried before the built-in table of kernel names; see `kernels.load_rules`.
 
     Raises:
         InputError: unreadable, not a trace, no GPU work in it, or the rank is nowhere to be found.
     """
+    if is_compact(path):
+        return read_compact(path)
     raw = read_raw(path)
     if len(raw.start_ns) == 0:
         raise InputError(_no_gpu_work(raw))

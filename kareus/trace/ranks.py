@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from kareus.errors import InputError
+from kareus.trace.compact import is_compact, read_compact
 from kareus.trace.jsonstream import EventStream
 from kareus.trace.kernels import Rule
 from kareus.trace.kineto import _RANK_IN_NAME, read_trace
@@ -253,6 +254,9 @@ def _paths(
 
 def _identity(path: Path) -> tuple[int | None, int]:
     """Rank and world size from the file's header or its name, reading as little as possible."""
+    if is_compact(path):
+        trace = read_compact(path)
+        return trace.rank, trace.world_size
     stream = EventStream(path)
     for _ in stream.batches():
         break
