@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 from kareus.errors import InputError, UsageError
 from kareus.runtime import ddp, fsdp2, torch_api
-from kareus.runtime.agreement import Exchange, agree, make_exchange, mismatch_error
+from kareus.runtime.agreement import Exchange, GroupExchange, agree, make_exchange, mismatch_error
 from kareus.runtime.clocks import MeterSampler, open_clocks, open_sampler
 from kareus.runtime.compute_sms import open_compute_sms
 from kareus.runtime.conductor import Conductor
@@ -185,6 +186,8 @@ def _assemble(
         if driver is not None:
             driver.install()
         _add_switches(session, driver, clocks, sampler)
+        for group in _own_groups(exchange, conductor):
+            session.on_detach(partial(torch_api.release_group, group))
         watch.start()
         session.on_detach(watch.stop)
         _hook_optimizer(session, optimizer)
@@ -197,6 +200,17 @@ def _assemble(
         session.detach()
         raise
     return session
+
+
+def _own_groups(exchange: Exchange, conductor: Conductor) -> list[dist.ProcessGroup]:
+    """Return every group that was created for this session."""
+    found = list(conductor.ladder.groups.values())
+    for path in conductor.paths.values():
+        if isinstance(path, PeerCopyPath):
+            found += path.groups.values()
+    if isinstance(exchange, GroupExchange) and exchange.group is not dist.group.WORLD:
+        found.append(exchange.group)
+    return found
 
 
 def _add_switches(session: Session, driver: Any, clocks: str, sampler: MeterSampler | None) -> None:

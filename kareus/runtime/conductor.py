@@ -15,6 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from kareus.runtime import torch_api
 from kareus.runtime.divergence import IssueLog, Watch
 from kareus.runtime.ladder import Ladder
 from kareus.runtime.paths import CollectivePath
@@ -154,7 +155,9 @@ class Conductor:
         try:
             yield
         finally:
-            if self.timeline.device.type == "cpu":
+            if torch_api.is_capturing(self.timeline.device):
+                self.watch.leave(token, None)  # an event of a capture must never be queried
+            elif self.timeline.device.type == "cpu":
                 self.measure.host_us += (time.perf_counter() - start) * 1e6
                 self.watch.leave(token, None)
             else:

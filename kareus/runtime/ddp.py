@@ -105,7 +105,7 @@ class DdpDriver:
         if self._queue:
             self.tally.add("buckets_dropped", "a backward pass ended early; its waiting buckets were dropped")
             self._queue.clear()
-        self.conductor.evaluating = not (self.model.training and torch.is_grad_enabled())
+        self.conductor.evaluating = not torch.is_grad_enabled()
         self.board.begin_pass()
 
     def reduce(self, bucket: Any, scaling: GradientScaling) -> torch.futures.Future[torch.Tensor]:

@@ -245,7 +245,7 @@ class Fsdp2Driver:
             )
 
     def _begin_pass(self) -> None:
-        self.conductor.evaluating = not (self.job.root.training and torch.is_grad_enabled())
+        self.conductor.evaluating = not torch.is_grad_enabled()
         self.board.begin_pass()
         self._issued.clear()
         self._occurrences.clear()

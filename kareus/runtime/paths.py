@@ -112,20 +112,20 @@ class PeerCopyPath:
     name = "copy_engine"
 
     def __init__(self, groups: dict[tuple[int, ...], dist.ProcessGroup], *, timeout_s: float) -> None:
-        self._groups = groups
+        self.groups = groups
         self._timeout = timedelta(seconds=timeout_s)
         self.memory_bytes = 0
 
     def supports(self, kind: str, num_bytes: int, group: dist.ProcessGroup) -> bool:
         """Return True for groups that were prepared in attach."""
-        return torch_api.group_ranks(group) in self._groups
+        return torch_api.group_ranks(group) in self.groups
 
     def _exchange(
         self, sends: list[torch.Tensor], receives: list[torch.Tensor], group: dist.ProcessGroup
     ) -> None:
         """Send `sends[i]` to rank i of the group and receive `receives[i]` from it, all i but oneself."""
         ranks = torch_api.group_ranks(group)
-        lane = self._groups[ranks]
+        lane = self.groups[ranks]
         me, world = dist.get_rank(lane), len(ranks)
         works = []
         for distance in range(1, world):

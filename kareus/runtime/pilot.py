@@ -74,6 +74,13 @@ class Pilot:
         self._leaving = True
         self.tally.add("leave_requested", f"asks to return to stock: {reason}")
 
+    def settle_exchange(self) -> None:
+        """Take in vectors that are still under way, so that their group can be given back."""
+        for block in self._blocks:
+            if block.pending is not None and not self._deaf:
+                block.pending.result(1.0)
+        self._blocks.clear()
+
     @property
     def state(self) -> str:
         """ "observe", "guard", "replay" or "stock"."""

@@ -289,6 +289,8 @@ class Session:
         steps += [s.finish for s in self._switches]
         if self.driver is not None:
             steps += [self.driver.on_arm, self.driver.uninstall]
+        if self.pilot is not None:
+            steps.append(self.pilot.settle_exchange)
         steps += list(reversed(self._undo))
         for undo in steps:
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kareus.runtime import torch_api
 from kareus.runtime.conductor import Conductor
 
 
@@ -30,7 +31,8 @@ class Stalls:
 
     @property
     def _on(self) -> bool:
-        return self._streams and self._conductor.sampling
+        device = self._conductor.timeline.device
+        return self._streams and self._conductor.sampling and not torch_api.is_capturing(device)
 
     def _add(self, arrived: Any, ended: Any) -> None:
         self._conductor.measure.stalls.append((arrived, ended))

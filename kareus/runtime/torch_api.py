@@ -290,6 +290,12 @@ def new_group(
     return dist.new_group(ranks, timeout=timeout, backend=backend, pg_options=options, group_desc=description)
 
 
+def release_group(group: dist.ProcessGroup) -> None:
+    """Give a gloo group back; NCCL's stay with the job, because ending them may wait for peers."""
+    if backend_name(group) == "gloo":
+        dist.destroy_process_group(group)
+
+
 def job_store() -> Any:
     """Return the key-value store of the default group, or None where it cannot be reached."""
     from torch.distributed import distributed_c10d as c10d

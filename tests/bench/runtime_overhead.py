@@ -1,0 +1,127 @@
+"""What being attached costs: CPU time per collective, and step time under an identity schedule.
+
+    python tests/bench/runtime_overhead.py                    # CPU, torch's fake process group
+    python tests/bench/runtime_overhead.py --device cuda      # one GPU; device step times
+
+Attached and plain steps of two identical models alternate in one process, in pairs. Writes raw numbers
+as JSON; nothing is asserted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[1] / "gpu"), str(Path(__file__).resolve().parents[2])]
+
+from fake_world import fake_world, sharded  # noqa: E402
+
+import kareus  # noqa: E402
+from kareus.runtime.guard import GuardSettings  # noqa: E402
+from kareus.schedule import Decision, Schedule  # noqa: E402
+
+
+def issue_cost_us(session: Any, repeats: int) -> list[float]:
+    """Return microseconds of CPU to get leave for one collective and to watch it, without issuing any."""
+    conductor, unit = session.conductor, session.job.units[0]
+    conductor.arm = "scheduled"
+    group, found = dist.group.WORLD, []
+    for _ in range(repeats):
+        conductor.begin_step()
+        start = time.perf_counter()
+        for _ in range(100):
+            ticket = conductor.open("all_gather", unit.name, "forward", 1 << 20, group)
+            with conductor.issuing(ticket):
+                pass
+        found.append((time.perf_counter() - start) * 1e4)
+    return found
+
+
+def step_times_ms(model: Any, optimizer: Any, x: torch.Tensor, steps: int) -> float:
+    """Return the mean step time of a block of steps."""
+    cuda = x.device.type == "cuda"
+    if cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+    if cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / steps * 1e3
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--pairs", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=2, help="steps of a block")
+    parser.add_argument("--dim", type=int, default=256)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("-o", "--output", default=None)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
+    x = torch.randn(args.rows, args.dim, device=device)
+    with fake_world():
+        models = [sharded(device, args.dim) for _ in range(2)]
+        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-4) for m in models]
+        probe = kareus.attach(models[1], optimizers[1])
+        step_times_ms(models[1], optimizers[1], x, 3)
+        keys, fingerprint = probe.observed, probe.fingerprint
+        probe.detach()
+        assert fingerprint is not None
+        identity = Schedule(
+            fingerprint=fingerprint, decisions=tuple(Decision(collective=key) for key in keys)
+        )
+        session = kareus.attach(
+            models[1], optimizers[1], schedule=identity, guard=GuardSettings(enabled=False)
+        )
+        for each, optimizer in zip(models, optimizers, strict=True):
+            step_times_ms(each, optimizer, x, 5)
+        pairs = []
+        for pair in range(args.pairs):
+            order = (0, 1) if pair % 2 == 0 else (1, 0)
+            found = {i: step_times_ms(models[i], optimizers[i], x, args.steps) for i in order}
+            pairs.append([found[0], found[1]])
+        arm = session.state
+        costs = issue_cost_us(session, 50)
+        session.detach()
+    ratios = np.array([attached / plain for plain, attached in pairs])
+    random = np.random.default_rng(0)
+    draws = np.median(random.choice(ratios, (2000, len(ratios))), axis=1)
+    result = {
+        "schema": "kareus.bench_overhead/1",
+        "command": " ".join(sys.argv),
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": torch.cuda.get_device_name()
+        if args.device == "cuda"
+        else platform.processor() or platform.machine(),
+        "torch": str(torch.__version__),
+        "state": arm,
+        "collectives_per_step": len(keys),
+        "plain_ms": float(np.median([p[0] for p in pairs])),
+        "ratio": float(np.median(ratios)),
+        "ratio_95": [float(q) for q in np.quantile(draws, (0.025, 0.975))],
+        "issue_cost_us": float(np.median(costs)),
+        "issue_cost_us_p95": float(np.quantile(costs, 0.95)),
+        "pairs_ms": pairs,
+    }
+    text = json.dumps(result)
+    if args.output:
+        Path(args.output).write_text(text + "\n")
+    print(json.dumps({k: v for k, v in result.items() if k != "pairs_ms"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
