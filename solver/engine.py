@@ -1,8 +1,9 @@
-"""Solving one point: heuristic, pattern tree, CP-SAT, cross-check, tie-break, judge.
+"""Solving one point: pattern tree, CP-SAT, exact labels, cross-check, tie-break, judge.
 
-The heuristic gives a plan to start from. The pattern tree (no OR-Tools) improves and bounds it, CP-SAT
-improves and bounds it again from the other side, and the judge re-computes the result. What is reported is
-the tree's bound; CP-SAT has to agree with it. Whatever two of them disagree on is an error.
+The pattern tree (no OR-Tools) finds a plan and a bound, CP-SAT starts from the plan, improves it and bounds
+it in its own way; where they do not agree within the stated gap, an exact dynamic programme decides if the
+problem is small enough. The judge re-computes the result. What is reported is never OR-Tools' bound alone.
+Whatever two of them disagree on is an error.
 """
 
 from __future__ import annotations
@@ -113,10 +114,9 @@ class Engine:
             return _no_plan(Status.INFEASIBLE, objective, "memory: a span has no option within it", began)
         tables = replace(self.tables, problem=replace(self.tables.problem, limits=limits))
         run = _Run(self, tables, objective, began, time_limit_s, progress)
-        run.offer(best_greedy(tables, run.goal))
-        if start is not None:
-            run.offer(start)
+        run.offer(start)
         if find_spec("ortools") is None:
+            run.offer(best_greedy(tables, run.goal))
             return run.result(Status.HEURISTIC, 0.0, "")
         solution = run.prove(self._tree)
         self.last = run.best
@@ -209,6 +209,8 @@ class _Run:
         )
         self.offer(found.picked)
         self.interrupted = found.interrupted
+        if self.best is None and not math.isinf(found.bound):
+            self.offer(best_greedy(self.tables, self.goal))
         return _whole(found.bound)
 
     def _cpsat(self, tree: PatternTree) -> float:

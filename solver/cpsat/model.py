@@ -1,13 +1,14 @@
 """The counts/segments model: how many spans of each kind run each option in each clock segment.
 
 One segment where the order of spans does not matter (one clock, or switches for free); otherwise at most
-`num_segments` of them, cut out of the chain at positions that a table ties to the spans of each kind passed
-so far. Equal spans are never told apart, so the model does not grow with the number of layers.
+`num_segments` of them, cut out of the chain at places that are tied to the spans of each kind passed so far.
+Equal spans are never told apart, so the model does not grow with the number of layers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -17,6 +18,7 @@ from ortools.sat.python import cp_model
 from solver.solution import Objective
 from solver.tables import Ints, Tables
 
+_MOST_RUNS = 40
 Var = cp_model.IntVar
 Expr = Any  # a linear expression or an int; the union OR-Tools declares for it has no closed arithmetic
 
@@ -38,7 +40,7 @@ class Model:
     clock: list[list[Var]] = field(default_factory=list)
     active: list[Var] = field(default_factory=list)
     cut: list[Var] = field(default_factory=list)
-    passed: list[list[Var]] = field(default_factory=list)
+    passed: list[list[Expr]] = field(default_factory=list)
     wrap: Var | None = None
     rung: list[Var] = field(default_factory=list)
     heavier: dict[int, Var] = field(default_factory=dict)
@@ -84,19 +86,51 @@ def _count_variables(model: Model) -> None:
                 model.counts[s, k, m] = model.cp.new_int_var(0, table.count, f"n{s}_{k}_{m}")
 
 
+def _cut(model: Model, s: int) -> None:
+    """One place in the chain, and how many spans of each kind lie before it.
+
+    A chain of few runs of equal spans is passed run by run: a run begins only after the one before is
+    complete. A chain of many (alternating kinds) takes a table from places to counts.
+    """
+    tables, cp = model.tables, model.cp
+    chain = tables.chain
+    spans = len(chain)
+    starts = np.concatenate([[0], np.flatnonzero(chain[1:] != chain[:-1]) + 1, [spans]])
+    if s in (0, model.num_segments):
+        place = 0 if s == 0 else spans
+        model.cut.append(cp.new_constant(place))
+        model.passed.append([t.count if s else 0 for t in tables.kinds])
+        return
+    cut = cp.new_int_var(1, spans, f"cut{s}")
+    model.cut.append(cut)
+    if len(starts) - 1 > _MOST_RUNS:
+        before = np.zeros((spans + 1, len(tables.kinds)), np.int64)
+        np.add.at(before, (np.arange(spans) + 1, chain), 1)
+        rows = np.column_stack([np.arange(spans + 1), before.cumsum(axis=0)]).tolist()
+        passed = [cp.new_int_var(0, t.count, f"p{s}_{k}") for k, t in enumerate(tables.kinds)]
+        cp.add_allowed_assignments([cut, *passed], rows)
+        model.passed.append(passed)
+        return
+    runs: list[tuple[int, Expr]] = []
+    complete: Var | None = None
+    for b, (low, high) in enumerate(pairwise(starts.tolist())):
+        size = high - low
+        done = cp.new_int_var(0, size, f"run{s}_{b}")
+        if complete is not None:
+            cp.add(done <= size * complete)
+        complete = cp.new_bool_var(f"complete{s}_{b}")
+        cp.add(done >= size * complete)
+        runs.append((int(chain[low]), done))
+    cp.add(cut == sum(done for _, done in runs))
+    model.passed.append([sum(done for kind, done in runs if kind == k) for k in range(len(tables.kinds))])
+
+
 def _segments(model: Model) -> None:
     """Cuts of the chain, the spans of each kind in every segment, and which segments are there at all."""
     tables, cp = model.tables, model.cp
     spans = len(tables.chain)
-    passed_at = np.zeros((spans + 1, len(tables.kinds)), np.int64)
-    np.add.at(passed_at, (np.arange(spans) + 1, tables.chain), 1)
-    passed_at = passed_at.cumsum(axis=0)
-    rows = np.column_stack([np.arange(spans + 1), passed_at]).tolist()
     for s in range(model.num_segments + 1):
-        low, high = (0, 0) if s == 0 else (spans, spans) if s == model.num_segments else (1, spans)
-        model.cut.append(cp.new_int_var(low, high, f"cut{s}"))
-        model.passed.append([cp.new_int_var(0, t.count, f"p{s}_{k}") for k, t in enumerate(tables.kinds)])
-        cp.add_allowed_assignments([model.cut[s], *model.passed[s]], rows)
+        _cut(model, s)
     for s in range(model.num_segments):
         for k in range(len(tables.kinds)):
             cp.add(sum(_of(model, s, k)) == model.passed[s + 1][k] - model.passed[s][k])

@@ -47,7 +47,9 @@ def run_project(project: Project, *, time_limit_s: float, seed: int, num_workers
     makespan = model.new_int_var(0, horizon, "makespan")
     model.add_max_equality(makespan, ends)
     model.minimize(makespan)
-    effort = Effort(time_limit_s=time_limit_s, seed=seed, num_workers=num_workers, linearization_level=1)
+    effort = Effort(
+        time_limit_s=time_limit_s, seed=seed, num_workers=num_workers, linearization_level=1, probing_level=2
+    )
     solver, status = solve_model(model, effort)
     if status == cp_model.INFEASIBLE:
         return ProjectSolution(status=Status.INFEASIBLE)

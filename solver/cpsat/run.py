@@ -49,6 +49,7 @@ class Effort:
     presolve: bool = True
     num_workers: int = 1
     linearization_level: int = 2
+    probing_level: int = 0
 
 
 def run_cpsat(
@@ -140,6 +141,7 @@ def solve_model(
         parameters.max_deterministic_time = effort.deterministic_time
     parameters.relative_gap_limit = effort.relative_gap
     parameters.cp_model_presolve = effort.presolve
+    parameters.cp_model_probing_level = effort.probing_level
     parameters.linearization_level = effort.linearization_level
     # Works around OR-Tools issue 5293 (9.15 certifies a wrong optimum in one presolve step).
     parameters.presolve_inclusion_work_limit = 0

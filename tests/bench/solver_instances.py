@@ -1,7 +1,8 @@
 """Generated steps with the shape of Llama FSDP training, for benchmarks and tests of the solver.
 
 The tables come from a small contention model evaluated over SM budget, launch point and clock. They are
-synthetic: their figures have the size of an H100-class GPU but are measured on none.
+synthetic: their figures have the size of an H100-class GPU but are measured on none. Contention and the price
+of a CTA are exaggerated so that many options survive (some 930 over nine kinds), which makes it harder.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def span_options(
         rows = []
         for budget in BUDGETS if comm_mb else (0,):
             for launch in range(launches if comm_mb else 1):
-                rate = ((4.0 * max(budget, 1) * f**0.4) ** -4 + 46.0**-4) ** -0.25
+                rate = ((2.0 * max(budget, 1) * f**0.4) ** -4 + 46.0**-4) ** -0.25
                 free = NUM_SMS - 0.9 * budget
                 slow = waves * NUM_SMS / free + (1 - waves) * np.ceil(960 / free) / np.ceil(960 / NUM_SMS)
                 left, time_ms, active_ms = comm_mb, 0.0, 0.0
@@ -44,7 +45,7 @@ def span_options(
                     if i < launch or left <= 0:
                         time_ms += alone
                         continue
-                    mixed = slice_ms * ((1 - share) * slow / f + share / (1 - 8.0 * rate / 3350))
+                    mixed = slice_ms * ((1 - share) * slow / f + share / (1 - 15.0 * rate / 3350))
                     beside = rate * (1 - 0.5 * share)
                     busy = min(mixed, left / beside)
                     left -= beside * busy
@@ -53,7 +54,7 @@ def span_options(
                 time_ms += max(left, 0.0) / rate
                 active_ms += max(left, 0.0) / rate
                 energy_j = compute_ms * 0.40 * volts**2 + 0.05 * time_ms * f + comm_mb * 2.2e-5
-                energy_j += (0.03 + budget * 2e-3 * f * volts**2) * active_ms
+                energy_j += (0.03 + budget * 2.5e-2 * f * volts**2) * active_ms
                 rows.append((time_ms, energy_j, budget, launch))
         rows.sort()
         least = float("inf")
@@ -80,8 +81,7 @@ def llama_step(
     num_clocks: int = 16,
     switch_us: int = 0,
     launches: int = 10,
-    scale: float = 1.0,
-    **fields: object,
+    max_rungs: int = 4,
 ) -> Problem:
     """A step of `layers` layers: nine kinds of span, 2 * layers + 4 spans."""
     rng = random.Random(layers)
@@ -92,7 +92,7 @@ def llama_step(
     }  # fmt: skip
     kinds = []
     for name, (compute_ms, comm_mb) in shapes.items():
-        options = span_options(rng, compute_ms * scale, comm_mb * scale, clocks, launches)
+        options = span_options(rng, compute_ms, comm_mb, clocks, launches)
         stock = next((i for i, o in enumerate(options) if o.clock == num_clocks - 1), len(options) - 1)
         kinds.append(SpanKind(name=name, options=tuple(options), stock=stock))
     index = {name: i for i, name in enumerate(shapes)}
@@ -104,5 +104,5 @@ def llama_step(
         static_power_mw=115_000,
         switch_time_us=switch_us,
         limits=Limits(),
-        max_rungs=int(str(fields.get("max_rungs", 8))),
+        max_rungs=max_rungs,
     )
