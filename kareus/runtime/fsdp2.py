@@ -26,6 +26,7 @@ from kareus.runtime.torch_api import AllGather, FsdpUnit, ReduceScatter
 from kareus.runtime.windows import Target, Windows, anchor_token, plan_windows, point_token
 from kareus.schedule import LaunchPoint, Path
 
+REDUCE = "reduce"  # a window's target that is a reduce-scatter held back
 KINDS = ("all_gather", "reduce_scatter")
 
 
@@ -92,6 +93,7 @@ class Fsdp2Driver:
         self._user_prefetch: list[tuple[FsdpUnit, list[Any], list[Any]]] = []
         self._by_name = {unit.name: unit for unit in self.units}
         self._targets: dict[str, list[Target]] = {}
+        self._at_need: set[Target] = set()
         self._windows = Windows()
         self._tokens: list[str] = []
         self._occurrences: dict[tuple[str, str], int] = {}
@@ -145,9 +147,16 @@ class Fsdp2Driver:
 
     def _install_points(self) -> None:
         for unit in self.units:
+            scatter = self.conductor.decision("reduce_scatter", unit.name, "backward")
+            if scatter is not None and scatter.launch is not None:
+                self._targets.setdefault(point_token(scatter.launch), []).append((unit.name, REDUCE))
             for phase in ("forward", "backward"):
                 decision = self.conductor.decision("all_gather", unit.name, phase)
-                if decision is not None and decision.launch is not None:
+                if decision is None or decision.launch is None:
+                    continue
+                if decision.launch == LaunchPoint(module=unit.name, phase=phase, side="before"):
+                    self._at_need.add((unit.name, phase))
+                else:
                     self._targets.setdefault(point_token(decision.launch), []).append((unit.name, phase))
         self.board.install(self.conductor.launch_points(), elsewhere=self.points_elsewhere())
 
@@ -162,13 +171,18 @@ class Fsdp2Driver:
         def pre_forward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
             recomputing = torch_api.in_backward()
+            start = LaunchPoint(module=unit.name, phase="forward", side="before")
+            fresh = False
             if not recomputing:
                 self._anchor("pre_forward", unit)
+                fresh = self.board.record(start)  # the unit's own gather may wait for it
             self._stalls.arrive()
             result = originals["pre_forward"](*args, **kwargs)
             self._stalls.gathered(unit.name)
             if not recomputing:
                 self._entered_forward(unit)
+            if fresh:
+                self._on_met(start)
             return result
 
         def post_forward(*args: Any, **kwargs: Any) -> Any:
@@ -183,10 +197,13 @@ class Fsdp2Driver:
         def pre_backward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
             self._anchor("pre_backward", unit)
+            start = LaunchPoint(module=unit.name, phase="backward", side="before")
+            fresh = self.board.record(start)
             self._stalls.arrive()
             result = originals["pre_backward"](*args, **kwargs)
             self._stalls.gathered(unit.name)
-            self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="before"))
+            if fresh:
+                self._on_met(start)
             return result
 
         def post_backward(*args: Any, **kwargs: Any) -> Any:
@@ -194,7 +211,9 @@ class Fsdp2Driver:
             self._anchor("post_backward", unit)
             self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="after"))
             self._stalls.before_reduce()
-            result = self.deferral.post_backward(group, lambda: originals["post_backward"](*args, **kwargs))
+            result = self.deferral.post_backward(
+                group, lambda: originals["post_backward"](*args, **kwargs), hold=self._must_hold(unit)
+            )
             self._stalls.after_reduce()
             return result
 
@@ -228,9 +247,18 @@ class Fsdp2Driver:
             for target in self._windows.before_anchor.get(token, ()):
                 self._launch(target)
 
+    def _must_hold(self, unit: FsdpUnit) -> bool:
+        """Return whether a unit's reduce-scatter has a launch point that is still to come."""
+        if not self._acting() or (unit.name, REDUCE) not in self._windows.launched:
+            return False
+        decision = self.conductor.decision("reduce_scatter", unit.name, "backward")
+        return decision is not None and decision.launch not in self.board.marks
+
     def _launch(self, target: Target) -> None:
         unit = self._by_name[target[0]]
-        if target not in self._issued and not torch_api.is_gathered(unit.group):
+        if target[1] == REDUCE:
+            self.deferral.release(unit.group)
+        elif target not in self._issued and not torch_api.is_gathered(unit.group):
             torch_api.prefetch_unshard(unit.group, target[1])
 
     def prepare(self, exchange: Exchange) -> None:
@@ -264,7 +292,6 @@ class Fsdp2Driver:
         for target in self._forward_targets(unit):
             if not self._has_launch(target, "forward"):
                 torch_api.prefetch_unshard(target.group, "forward")
-        self.board.meet(LaunchPoint(module=unit.name, phase="forward", side="before"))
 
     def _forward_targets(self, unit: FsdpUnit) -> list[FsdpUnit]:
         """Return the units to gather once `unit` has begun its forward."""
@@ -299,7 +326,8 @@ class Fsdp2Driver:
                 original(group, pass_type)
 
     def _has_launch(self, unit: FsdpUnit, phase: str) -> bool:
-        return (unit.name, phase) in self._windows.launched
+        """Return whether a gather waits for a launch point; its own unit's start means: when it is needed."""
+        return (unit.name, phase) in self._windows.launched or (unit.name, phase) in self._at_need
 
     def _on_met(self, point: LaunchPoint) -> None:
         token = point_token(point)

@@ -136,18 +136,23 @@ class LaunchBoard:
 
     def meet(self, point: LaunchPoint) -> None:
         """Record the mark of a point and tell the driver; the first time in a pass counts."""
+        if self.record(point):
+            self._on_met(point)
+
+    def record(self, point: LaunchPoint) -> bool:
+        """Record the mark of a point only; returns whether it is new in this pass and in force."""
         if self._observing():
             self._on_seen(point)
         if not self._active() or point in self.marks:
-            return
+            return False
         try:
             self.marks[point] = self._timeline.mark()
         except RuntimeError as error:  # a device error surfaces in the training loop's own next call
             self._tally.add("launch_failed", f"launch point {point} could not be recorded: {error}")
-            return
+            return False
         for listener in self.listeners:
             listener(point, self.marks[point])
-        self._on_met(point)
+        return True
 
     def begin_pass(self) -> None:
         """Forget the marks of the last pass."""

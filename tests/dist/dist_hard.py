@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dist_models import (
-    DIM,
     OFF,
     Net,
     batch,
@@ -26,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.checkpoint import checkpoint
 
 import kareus
+from kareus.schedule import CollectiveKey, Decision, LaunchPoint, Schedule
 
 STEPS = 12
 
@@ -285,4 +285,39 @@ def _without_hooks(block: Any, x: torch.Tensor) -> torch.Tensor:
     return x + out
 
 
-assert DIM == 32
+def launch_order(rank: int, world_size: int) -> Any:
+    """Only launch points: the order in which collectives are issued is what they say."""
+
+    def gather(unit: str, phase: str, module: str, where: str, side: str) -> Decision:
+        return Decision(
+            collective=CollectiveKey(kind="all_gather", unit=unit, phase=phase),  # type: ignore[arg-type]
+            launch=LaunchPoint(module=module, phase=where, side=side),  # type: ignore[arg-type]
+        )
+
+    stock = Job(rank, wrapper="fsdp2", oddity="", wrap={})
+    session = kareus.attach(stock.model, stock.optimizer)
+    expected = stock.train()
+    observed = [str(key) for key in session.observed]
+    fingerprint = session.fingerprint
+    session.detach()
+    assert fingerprint is not None
+    schedule = Schedule(
+        fingerprint=fingerprint,
+        decisions=(
+            gather("blocks.2", "forward", "blocks.0.attention", "forward", "before"),
+            gather("blocks.1", "forward", "blocks.0.mlp", "forward", "before"),
+            gather("blocks.0", "backward", "blocks.2.mlp", "backward", "after"),
+            gather("blocks.1", "backward", "blocks.1", "backward", "before"),
+            Decision(
+                collective=CollectiveKey(kind="reduce_scatter", unit="blocks.2", phase="backward"),
+                launch=LaunchPoint(module="blocks.1.mlp", phase="backward", side="after"),
+            ),
+        ),
+    )
+    job = Job(rank, wrapper="fsdp2", oddity="", wrap={})
+    session = kareus.attach(job.model, job.optimizer, schedule=schedule, guard=OFF)
+    losses = job.train()
+    issued = [str(key) for key in session.issued]
+    missed = sum(r.missed for r in session.records)
+    session.detach()
+    return {"equal": losses == expected, "observed": observed, "issued": issued, "missed": missed}

@@ -132,6 +132,10 @@ def every_knob(fingerprint: Any, keys: list[CollectiveKey], *, copies: bool = Tr
                 launch = LaunchPoint(module=f"blocks.{other}.mlp", phase="forward", side="before")
         if key.kind == "all_gather" and key.phase == "backward" and key.unit == "blocks.1":
             launch = LaunchPoint(module="blocks.2.mlp.0", phase="backward", side="after")
+        if key.kind == "reduce_scatter" and key.unit == "blocks.2":
+            launch = LaunchPoint(module="blocks.1.mlp", phase="backward", side="after")
+        if key.kind == "all_gather" and key.unit == "blocks.2" and key.phase == "backward":
+            launch = LaunchPoint(module="blocks.2", phase="backward", side="before")
         if key.kind == "all_reduce" and index == 0:
             launch = LaunchPoint(module="blocks.0", phase="backward", side="before")
         decisions.append(

@@ -49,6 +49,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "ddp unused": ("hard", {"wrapper": "ddp", "oddity": "unused", "wrap": {"find_unused_parameters": True}}),
     "ddp static": ("hard", {"wrapper": "ddp", "oddity": "", "wrap": {"static_graph": True}}),
     "ddp views": ("hard", {"wrapper": "ddp", "oddity": "", "wrap": {"gradient_as_bucket_view": True}}),
+    "launch order": ("launch_order", {}),
     "two models": ("two_models", {}),
     "bypassed point": ("bypassed_point", {}),
     "detached fsdp2": ("detached", {"wrapper": "fsdp2"}),
@@ -105,11 +106,29 @@ def test_detach_leaves_nothing_behind(world: dict[str, list[Any]], name: str) ->
         assert not result["active"]
 
 
-def test_every_launch_point_moved_its_all_gather(world: dict[str, list[Any]]) -> None:
-    for result in succeed(world["fsdp2 no reshard"]):
-        forward = [k for k in result["issued"] if k.startswith("all_gather") and "forward" in k]
-        assert forward[:3] == [
+def test_launch_points_move_collectives_to_where_they_say(world: dict[str, list[Any]]) -> None:
+    for result in succeed(world["launch order"]):
+        assert result["equal"]
+        assert result["missed"] == 0
+        assert result["observed"][:7] == [
             "all_gather(root, forward)",
             "all_gather(blocks.0, forward)",
             "all_gather(blocks.1, forward)",
+            "all_gather(blocks.2, forward)",
+            "all_gather(blocks.2, backward)",
+            "all_gather(blocks.1, backward)",
+            "reduce_scatter(blocks.2, backward)",
         ]
+        assert result["issued"] == [
+            "all_gather(root, forward)",
+            "all_gather(blocks.0, forward)",
+            "all_gather(blocks.2, forward)",
+            "all_gather(blocks.1, forward)",
+            "all_gather(blocks.2, backward)",
+            "all_gather(blocks.0, backward)",
+            "all_gather(blocks.1, backward)",
+            "reduce_scatter(blocks.2, backward)",
+            "reduce_scatter(blocks.1, backward)",
+            *result["observed"][9:],
+        ]
+        assert sorted(result["issued"]) == sorted(result["observed"])
