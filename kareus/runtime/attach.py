@@ -23,7 +23,7 @@ from kareus.runtime.conductor import Conductor
 from kareus.runtime.ddp_hook import refuse_foreign_hook
 from kareus.runtime.divergence import Watch
 from kareus.runtime.environment import budget_problem, connection_warning
-from kareus.runtime.fingerprint import Job, describe_job, fingerprint
+from kareus.runtime.fingerprint import Job, describe_job, fingerprint, sequence_problem
 from kareus.runtime.guard import Guard, GuardSettings
 from kareus.runtime.ladder import Ladder, build_ladder
 from kareus.runtime.paths import CollectivePath, GroupPath, PeerCopyPath
@@ -174,14 +174,13 @@ def _assemble(
         timeout_s=min(60.0, timeout_s),
     )
     pilot.reason = reason
-    if driver is not None:
-        pilot.on_start = driver.prepare
     session = Session(
         job=job, mode=mode, schedule=schedule, fingerprint=mine, conductor=conductor, driver=driver,
         pilot=pilot, tally=tally, writer=RecordWriter(records, job.rank, tally),
         sampler=sampler, sample_every=1 if job.device.type == "cpu" else 10, optimizer=optimizer,
         collect_dir=collect_dir,
     )  # fmt: skip
+    pilot.on_start = partial(_start_replay, session)
     try:
         if driver is not None:
             driver.install()
@@ -200,6 +199,14 @@ def _assemble(
         session.detach()
         raise
     return session
+
+
+def _start_replay(session: Session, exchange: Exchange) -> str:
+    """Fix what depends on the observed step; returns why the schedule does not fit it."""
+    if session.schedule is None or session.driver is None:
+        return ""
+    session.driver.prepare(exchange)
+    return sequence_problem(session.schedule, session.observed)
 
 
 def _own_groups(exchange: Exchange, conductor: Conductor) -> list[dist.ProcessGroup]:

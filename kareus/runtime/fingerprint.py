@@ -11,7 +11,7 @@ from torch import nn
 
 from kareus.errors import UsageError
 from kareus.runtime import torch_api
-from kareus.schedule import Fingerprint, UnitShape
+from kareus.schedule import CollectiveKey, Fingerprint, Schedule, UnitShape
 
 Wrapper = Literal["fsdp2", "fsdp1", "ddp"]
 
@@ -92,9 +92,31 @@ def fingerprint(job: Job) -> Fingerprint:
     )
 
 
+def sequence_problem(schedule: Schedule, observed: tuple[CollectiveKey, ...]) -> str:
+    """Return how the collectives of an observed stock step differ from the schedule's, "" where they fit.
+
+    Further micro-batches than the recorded step had are no difference: only names count.
+    """
+    expected = {_name(key) for key in schedule.fingerprint.collectives}
+    expected = expected or {_name(d.collective) for d in schedule.decisions}
+    found = {_name(key) for key in observed}
+    missing = sorted(expected - found)
+    extra = sorted(found - expected) if schedule.fingerprint.collectives else []
+    parts = [
+        f"{title} {', '.join(items[:4])}" for title, items in (("missing", missing), ("new", extra)) if items
+    ]
+    if not parts:
+        return ""
+    return f"a step issues other collectives than the schedule was made for ({'; '.join(parts)})"
+
+
+def _name(key: CollectiveKey) -> str:
+    return str(CollectiveKey(kind=key.kind, unit=key.unit, phase=key.phase))
+
+
 def conditions(device: torch.device) -> dict[str, str]:
     """Return what only warns when it differs: torch, GPU and NCCL versions."""
-    found = {"torch": str(torch.__version__), "gpu": "cpu"}
+    found = {"torch": str(torch.__version__)}
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name(device)
         found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())  # type: ignore[no-untyped-call]

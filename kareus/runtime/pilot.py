@@ -50,7 +50,8 @@ class Pilot:
         guard: judge of the schedule. exchange: to the other ranks. tally: counts. timeout_s: bound on
             waiting for another rank's vector. has_schedule: False stays with stock.
         settle: called before a block's figures are sent; must fill in the times of steps up to an index.
-        on_start: called on all ranks at the boundary where the schedule begins to be used.
+        on_start: called on all ranks at the boundary where the schedule begins to be used; returns why
+            it must not be, the same on all ranks.
     """
 
     guard: Guard
@@ -59,7 +60,7 @@ class Pilot:
     has_schedule: bool
     timeout_s: float
     settle: Callable[[int], None] = lambda _: None
-    on_start: Callable[[Exchange], None] = lambda _: None
+    on_start: Callable[[Exchange], str] = lambda _: ""
     facts: dict[int, StepFacts] = field(default_factory=dict)
     _count: int = 0
     reason: str = ""
@@ -134,7 +135,9 @@ class Pilot:
         if all(row[0] == 1.0 for row in rows):
             if any(row[1] != rows[0][1] for row in rows):
                 return self._leave("ranks issue different collectives")
-            self.on_start(self.exchange)
+            problem = self.on_start(self.exchange)
+            if problem:
+                return self._leave(problem)
             self._start = index + 1
             return self.guard.arm(0)
         if index + 1 >= OBSERVE_LIMIT:

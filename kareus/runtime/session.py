@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
+from kareus.runtime.agreement import Exchange
 from kareus.runtime.conductor import Conductor, StepMeasure
 from kareus.runtime.divergence import IssueLog
 from kareus.runtime.fingerprint import Job
@@ -27,6 +28,9 @@ class Driver(Protocol):
 
     def uninstall(self) -> None:
         """Let go of it."""
+
+    def prepare(self, exchange: Exchange) -> None:
+        """Agree on what depends on an observed step; all ranks call it at the same boundary."""
 
     def end_step(self) -> None:
         """Complete what is measured of the step that ends."""

@@ -20,17 +20,28 @@ from torch import nn
 import kareus
 from kareus.errors import MismatchError, UsageError
 from kareus.runtime.agreement import AloneExchange, agree, describe_difference, mismatch_error
+from kareus.runtime.clocks import ClockControl, open_clocks
 from kareus.runtime.compute_sms import ComputeSms, open_compute_sms
 from kareus.runtime.deferral import ReduceDeferral
 from kareus.runtime.divergence import IssueLog, Watch
 from kareus.runtime.environment import budget_problem, connection_warning
+from kareus.runtime.fingerprint import sequence_problem
 from kareus.runtime.ladder import Ladder, limit_budgets, wanted_rungs
 from kareus.runtime.launch import LaunchBoard, compiled_paths, module_paths
 from kareus.runtime.paths import chunk_sizes, sum_in_rank_order
 from kareus.runtime.records import RecordWriter, StepRecord, Tally, read_records
 from kareus.runtime.streams import CpuTimeline
 from kareus.runtime.windows import plan_windows
-from kareus.schedule import CollectiveKey, Decision, Fingerprint, LaunchPoint, Path, Schedule, UnitShape
+from kareus.schedule import (
+    ClockRegion,
+    CollectiveKey,
+    Decision,
+    Fingerprint,
+    LaunchPoint,
+    Path,
+    Schedule,
+    UnitShape,
+)
 
 JOB = Fingerprint(wrapper="fsdp2", world_size=2, units=(UnitShape(name="a", numel=8, dtype="bf16"),))
 KEY = CollectiveKey(kind="all_gather", unit="a", phase="forward")
@@ -461,3 +472,71 @@ def test_carveout_restores_what_was_set() -> None:
     switch.finish()
     assert torch._C._get_sm_carveout_experimental() == before
     assert open_compute_sms(None, torch.device("cpu"), Tally(0)) is None
+
+
+# Sequence
+
+
+def test_sequence_that_differs_is_named_and_more_micro_batches_are_not() -> None:
+    other = CollectiveKey(kind="reduce_scatter", unit="a", phase="backward")
+    made = Fingerprint(wrapper="fsdp2", world_size=2, units=JOB.units, collectives=(KEY, other))
+    plan = schedule(fingerprint=made)
+    again = CollectiveKey(kind="all_gather", unit="a", phase="forward", ordinal=1)
+    assert sequence_problem(plan, (KEY, other, again)) == ""
+    assert "missing reduce_scatter(a, backward)" in sequence_problem(plan, (KEY,))
+    new = CollectiveKey(kind="all_gather", unit="b", phase="forward")
+    assert "new all_gather(b, forward)" in sequence_problem(plan, (KEY, other, new))
+
+
+# Clocks
+
+
+class Governor:
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def start(self) -> None:
+        self.calls.append("start")
+
+    def enter(self, region_index: int, event: Any = None) -> None:
+        self.calls.append((region_index, event))
+
+    def stop(self, timeout_s: float = 10.0) -> str:
+        self.calls.append("stop")
+        return "report"
+
+
+class Mark:
+    def query(self) -> bool:
+        return True
+
+
+def test_clock_control_follows_points_and_arms() -> None:
+    here = LaunchPoint(module="a", phase="backward", side="before")
+    regions = (ClockRegion(sm_clock_mhz=1400), ClockRegion(start=here, sm_clock_mhz=1200))
+    governors: list[Governor] = []
+
+    def make() -> Governor:
+        governors.append(Governor())
+        return governors[-1]
+
+    control = ClockControl(regions, make)
+    mark = Mark()
+    control.on_met(here, mark)
+    control.on_arm(scheduled=True)
+    control.on_met(here, mark)
+    control.on_met(LaunchPoint(module="b", phase="forward", side="after"), mark)
+    control.on_arm(scheduled=False)
+    control.finish()
+    assert control.points() == {here}
+    assert [g.calls for g in governors] == [["start", (1, mark), "stop"]]
+    assert control.reports == ["report"]
+
+
+def test_clocks_without_a_gpu_are_counted_and_left_alone() -> None:
+    job: Any = object()
+    tally = Tally(0)
+    plan = schedule(clocks=(ClockRegion(sm_clock_mhz=1400),))
+    assert open_clocks(plan, job, None, tally) is None
+    assert tally.counts["clocks_unavailable"] == 1
+    assert open_clocks(schedule(), job, None, tally) is None
