@@ -15,8 +15,10 @@ import numpy as np
 from kareus.trace.types import I32, I64, OpKind
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)")
+COMPLETE_FIRST = 0.97  # the same for the step the window opens in
 COMPLETE = 0.9  # a step with fewer ops than this share of the median step is cut off at the window's edge
 MAX_REPEATS = 64
+LEADING = 0.9  # share of ops without a launch among the first ones that makes those the step before
 
 
 def find_steps(
@@ -41,7 +43,8 @@ def find_steps(
     for intervals, source in ((profiler, "profiler"), (optimizer_marks, "optimizer")):
         ends = _ends(end_ns, launch_ns, intervals)
         if len(ends) >= 1:
-            return _complete(start_ns, [first, *ends]), source
+            opened = intervals[0][0] if source == "profiler" else 0
+            return _complete(start_ns, [_first_of_steps(start_ns, launch_ns, opened, ends[0]), *ends]), source
     cuts = _repetition(start_ns, end_ns, kind, name)
     if cuts:
         return _complete(start_ns, [first, *cuts]), "repetition"
@@ -58,12 +61,32 @@ def _ends(end_ns: I64, launch_ns: I64, intervals: list[tuple[int, int]]) -> list
     return ends
 
 
+def _first_of_steps(start_ns: I64, launch_ns: I64, opened_ns: int, end_ns: int) -> int:
+    """Start of the first op that belongs to the first step.
+
+    When the window opens, the GPU still works on what was launched before: those ops have no launch in
+    the file, or one before the first step mark, and belong to no step. A few ops with a launch may lie
+    among them.
+    """
+    orphan = launch_ns < 0
+    orphans = np.cumsum(orphan)
+    leading = np.flatnonzero(orphan & (orphans >= LEADING * np.arange(1, len(orphans) + 1)))
+    own = (launch_ns >= max(opened_ns, 0)) & (start_ns < end_ns)
+    if len(leading) and orphans[-1] < len(orphans):
+        own[: leading[-1] + 1] = False
+    return int(start_ns[own].min()) if own.any() else int(start_ns[0])
+
+
 def _complete(start_ns: I64, cuts: list[int]) -> tuple[tuple[int, int], ...]:
     """Steps between cuts, without one at the front that the window cut off."""
     steps = [(a, b) for a, b in itertools.pairwise(cuts) if b > a]
     counts = [int(((start_ns >= a) & (start_ns < b)).sum()) for a, b in steps]
     typical = float(np.median(counts)) if counts else 0.0
-    return tuple(step for step, count in zip(steps, counts, strict=True) if count >= COMPLETE * typical)
+    return tuple(
+        step
+        for number, (step, count) in enumerate(zip(steps, counts, strict=True))
+        if count >= (COMPLETE if number else COMPLETE_FIRST) * typical
+    )
 
 
 def _repetition(start_ns: I64, end_ns: I64, kind: np.ndarray, name: I32) -> list[int]:

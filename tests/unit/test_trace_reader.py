@@ -181,6 +181,14 @@ def test_ops_without_a_launch_are_orphans(tmp_path) -> None:
     assert "orphans" in codes(trace)
 
 
+def test_what_ran_when_the_window_opened_belongs_to_no_step(tmp_path) -> None:
+    before = [kernel(GEMM, 500 + 20 * n, 15, 900 + n) for n in range(20)]
+    early = [launch(600, 800), kernel(ADD, 700, 5, 800, 21)]  # launched at once, on a stream of its own
+    trace = read_trace(write(tmp_path / "rank0.json", document([*before, *early, *ddp_steps()])))
+    assert len(trace.ops) == 36
+    assert [start - BASE_NS for start, _ in trace.steps] == [1_100_000, 2_000_000, 3_000_000]
+
+
 def test_a_missing_correlation_is_linked_by_order(tmp_path) -> None:
     events = ddp_steps()
     for event in events:
