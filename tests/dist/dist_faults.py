@@ -10,7 +10,18 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dist_hard import _without_hooks
-from dist_models import OFF, batch, ddp, every_knob, fsdp_schedule, make_net, optimizer_of, shard, weights
+from dist_models import (
+    OFF,
+    batch,
+    ddp,
+    every_knob,
+    fsdp_schedule,
+    make_net,
+    observe,
+    optimizer_of,
+    shard,
+    weights,
+)
 
 import kareus
 from kareus.runtime.guard import GuardSettings
@@ -21,7 +32,7 @@ SWAP_EVERY = 60
 
 
 def _loop(rank: int, steps: int, wrapper: str, schedules: list[Any]) -> dict[str, Any]:
-    """Train with faults; attach to the next schedule every SWAP_EVERY steps (None: stock)."""
+    """Train with faults; attach to the next schedule every SWAP_EVERY steps (none: never attached)."""
     shared = random.Random(11)  # faults that all ranks share
     alone = random.Random(100 + rank)  # surprises of this rank only
     net = make_net(blocks=3)
@@ -30,15 +41,13 @@ def _loop(rank: int, steps: int, wrapper: str, schedules: list[Any]) -> dict[str
     optimizer = optimizer_of(model)
     session: Any = None
     losses, arms, counts = [], [], {}
-    observed: Any = None
     for step in range(steps):
-        if step % SWAP_EVERY == 0:
+        if schedules and step % SWAP_EVERY == 0:
             if session is not None:
                 arms += [r.arm for r in session.records]
-                observed = observed or (session.fingerprint, list(session.observed))
                 counts = {**counts, **session.tally.counts}
                 session.detach()
-            schedule = schedules[step // SWAP_EVERY % len(schedules)] if schedules else None
+            schedule = schedules[step // SWAP_EVERY % len(schedules)]
             session = kareus.attach(model, optimizer, schedule=schedule, guard=OFF)
         fault = shared.random()
         surprise = alone.random()
@@ -71,13 +80,12 @@ def _loop(rank: int, steps: int, wrapper: str, schedules: list[Any]) -> dict[str
             total.append(float(loss.detach()).hex())
         optimizer.step()
         losses.append(" ".join(total))
-    arms += [r.arm for r in session.records]
-    counts = {**counts, **session.tally.counts}
-    report = session.report()
-    session.detach()
+    if session is not None:
+        arms += [r.arm for r in session.records]
+        counts = {**counts, **session.tally.counts}
+        session.detach()
     return {
         "losses": losses, "weights": weights(model), "arms": arms, "counts": counts,
-        "observed": observed or (session.fingerprint, list(session.observed)), "report": report,
     }  # fmt: skip
 
 
@@ -98,7 +106,8 @@ def faults(rank: int, world_size: int, *, wrapper: str, steps: int) -> Any:
     start = time.monotonic()
     stock = _loop(rank, steps, wrapper, [])
     stock_s = time.monotonic() - start
-    fingerprint, keys = stock["observed"]
+    net = make_net(blocks=3)
+    fingerprint, keys = observe(shard(net) if wrapper == "fsdp2" else ddp(net), rank)
     make = fsdp_schedule if wrapper == "fsdp2" else every_knob
     schedules = [make(fingerprint, keys), make(fingerprint, keys[: len(keys) // 2], forward_prefetch=1)]
     found = _loop(rank, steps, wrapper, schedules)
@@ -156,13 +165,9 @@ def bad_schedule(rank: int, world_size: int, *, wrapper: str, kind: str, knob: s
         return losses
 
     stock = make()
-    optimizer = optimizer_of(stock)
-    session = kareus.attach(stock, optimizer)
-    expected = train(stock, optimizer)
-    keys: list[CollectiveKey] = [k for k in session.observed if k.kind == kind]
-    fingerprint = session.fingerprint
-    session.detach()
-    assert fingerprint is not None
+    expected = train(stock, optimizer_of(stock))
+    fingerprint, observed = observe(make(), rank)
+    keys: list[CollectiveKey] = [k for k in observed if k.kind == kind]
     choice: dict[str, Any] = {"path": Path.COPY_ENGINE} if knob == "path" else {"num_ctas": 1}
     schedule = Schedule(
         fingerprint=fingerprint, decisions=tuple(Decision(collective=k, **choice) for k in keys)

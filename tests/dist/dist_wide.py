@@ -16,9 +16,10 @@ __all__ = ["hard"]
 
 def closeness(rank: int, world_size: int, *, wrapper: str) -> Any:
     """With copies on three ranks the sums run in another order: close, not equal."""
-    stock = Job(rank, wrapper=wrapper, oddity="", wrap={})
-    session = kareus.attach(stock.model, stock.optimizer)
-    expected = stock.train()
+    expected = Job(rank, wrapper=wrapper, oddity="", wrap={}).train()
+    watched = Job(rank, wrapper=wrapper, oddity="", wrap={})
+    session = kareus.attach(watched.model, watched.optimizer)
+    watched.train(4)
     keys = list(session.observed)
     fingerprint = session.fingerprint
     session.detach()
@@ -43,9 +44,11 @@ def meshes(rank: int, world_size: int, *, kind: str) -> Any:
         return shard(make_net(), reshard_after_forward=2)
 
     stock = make()
-    optimizer = optimizer_of(stock)
-    session = kareus.attach(stock, optimizer)
-    expected = train(stock, optimizer, rank, 8)
+    expected = train(stock, optimizer_of(stock), rank, 8)
+    watched = make()
+    optimizer = optimizer_of(watched)
+    session = kareus.attach(watched, optimizer)
+    train(watched, optimizer, rank, 4)
     schedule = fsdp_schedule(session.fingerprint, list(session.observed), copies=False)
     session.detach()
     model = make()

@@ -81,12 +81,14 @@ def test_recomputation_gathers_nothing_twice(world: dict[str, list[Any]], name: 
     for result in succeed(world[name]):
         stock, scheduled = result["counts"]
         assert max(scheduled) <= max(stock)
+        assert len(set(scheduled[4:])) == 1
 
 
 @pytest.mark.parametrize("name", ["two models", "restart"])
 def test_several_sessions(world: dict[str, list[Any]], name: str) -> None:
     for result in succeed(world[name]):
         assert result["equal"], result
+        assert all(count >= 4 for count in result.get("scheduled", []))
 
 
 def test_point_bypassed_on_one_rank_keeps_the_issue_order(world: dict[str, list[Any]]) -> None:

@@ -17,6 +17,10 @@ THREE: dict[str, tuple[str, dict[str, Any]]] = {
         "hard",
         {"wrapper": "ddp", "oddity": "half", "copies": False, "wrap": {"gradient_as_bucket_view": True}},
     ),
+    "ddp kept views": (
+        "hard",
+        {"wrapper": "ddp", "oddity": "kept", "copies": False, "wrap": {"gradient_as_bucket_view": True}},
+    ),
     "ddp accumulate": ("hard", {"wrapper": "ddp", "oddity": "accumulate no sync", "copies": False}),
     "fsdp2": ("hard", {"wrapper": "fsdp2", "oddity": "", "copies": False}),
     "fsdp2 half": ("hard", {"wrapper": "fsdp2", "oddity": "half", "copies": False}),
