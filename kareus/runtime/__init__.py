@@ -7,8 +7,8 @@ session.report(); session.detach()
 
 from __future__ import annotations
 
-from kareus.runtime.entry import attach
 from kareus.runtime.ddp import ddp_kwargs
+from kareus.runtime.entry import attach
 from kareus.runtime.fsdp1 import fsdp1_kwargs
 from kareus.runtime.session import Session
 

@@ -172,6 +172,7 @@ def _assemble(
         tally=tally,
         has_schedule=schedule is not None,
         timeout_s=min(60.0, timeout_s),
+        min_observe=4 if job.wrapper == "ddp" else 2,
     )
     pilot.reason = reason
     session = Session(

@@ -49,6 +49,8 @@ class Pilot:
     Attributes:
         guard: judge of the schedule. exchange: to the other ranks. tally: counts. timeout_s: bound on
             waiting for another rank's vector. has_schedule: False stays with stock.
+        min_observe: stock steps that must have run first; DDP with a static graph makes its final buckets
+            in the third.
         settle: called before a block's figures are sent; must fill in the times of steps up to an index.
         on_start: called on all ranks at the boundary where the schedule begins to be used; returns why
             it must not be, the same on all ranks.
@@ -64,6 +66,7 @@ class Pilot:
     facts: dict[int, StepFacts] = field(default_factory=dict)
     _count: int = 0
     reason: str = ""
+    min_observe: int = 2
     _start: int | None = None
     _blocks: deque[_Block] = field(default_factory=deque)
     _leaving: bool = False
@@ -132,7 +135,7 @@ class Pilot:
         rows = self.exchange.start([stable, float(now.sequence)]).result(self.timeout_s)
         if rows is None:
             return self._leave("a rank did not reach the step boundary in time")
-        if all(row[0] == 1.0 for row in rows):
+        if index + 1 >= self.min_observe and all(row[0] == 1.0 for row in rows):
             if any(row[1] != rows[0][1] for row in rows):
                 return self._leave("ranks issue different collectives")
             problem = self.on_start(self.exchange)
