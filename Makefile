@@ -13,7 +13,7 @@ demo: .venv/ready
 	.venv/bin/kareus inspect $(DEMO_TRACE)
 	.venv/bin/kareus solve $(DEMO_TRACE) --profile $(DEMO_PROFILE) --frontier $(OUT)/frontier.json -o $(OUT)/schedule.json
 	.venv/bin/kareus simulate $(DEMO_TRACE) --profile $(DEMO_PROFILE) --schedule $(OUT)/schedule.json
-	.venv/bin/kareus report $(DEMO_TRACE) --profile $(DEMO_PROFILE) --schedule $(OUT)/schedule.json -o $(OUT)/report.html --perfetto $(OUT)/step.perfetto.json
+	.venv/bin/kareus report $(DEMO_TRACE) --profile $(DEMO_PROFILE) --schedule $(OUT)/schedule.json --frontier $(OUT)/frontier.json -o $(OUT)/report.html --perfetto $(OUT)/step.perfetto.json
 	@echo "schedule:   $(OUT)/schedule.json"
 	@echo "report:     $(OUT)/report.html (open it in a browser)"
 	@echo "timeline:   $(OUT)/step.perfetto.json (open it at ui.perfetto.dev)"

@@ -91,8 +91,12 @@ def decode_document(data: bytes, kind: type[T], schema: str, *, where: str) -> T
                 f"{where}: schema is {found!r}, this version of Kareus reads major version {major} "
                 f"({schema!r}); use the Kareus version that wrote it, or make it again"
             )
-        raise InputError(f"{where}: expected \"schema\": {schema!r}, found {found!r}; this is another kind of file")
+        raise InputError(
+            f'{where}: expected "schema": {schema!r}, found {found!r}; this is another kind of file'
+        )
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
-        raise InputError(f"{where}: {error} (schema {schema}); correct the field or make the file again") from error
+        raise InputError(
+            f"{where}: {error} (schema {schema}); correct the field or make the file again"
+        ) from error

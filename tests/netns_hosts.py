@@ -109,9 +109,11 @@ class Cluster:
         found = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError, ValueError):
-                if entry.name.isdigit() and os.getpgid(int(entry.name)) == launcher and int(entry.name) != launcher:
-                    found.append(int(entry.name))
-                elif entry.name.isdigit() and _parent(int(entry.name)) == launcher:
+                if (
+                    entry.name.isdigit()
+                    and os.getpgid(int(entry.name)) == launcher
+                    and int(entry.name) != launcher
+                ) or (entry.name.isdigit() and _parent(int(entry.name)) == launcher):
                     found.append(int(entry.name))
         return sorted(set(found))
 
@@ -167,7 +169,19 @@ def hosts(num_hosts: int, *, rate_mbit: float) -> Iterator[Cluster]:
         for host in range(num_hosts):
             namespace = f"{name}h{host}"
             _run(
-                "ip", "-n", switch, "link", "add", f"p{host}", "type", "veth", "peer", "name", "eth0", "netns", namespace
+                "ip",
+                "-n",
+                switch,
+                "link",
+                "add",
+                f"p{host}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                namespace,
             )
             _run("ip", "-n", switch, "link", "set", f"p{host}", "master", "br0", "up")
             _run("ip", "-n", namespace, "addr", "add", f"{cluster.address(host)}/24", "dev", "eth0")

@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from kareus.errors import InputError, UsageError
 from kareus.model.cost import CostModel
 from kareus.model.profile import Profile
+from kareus.plan.calibrate import fit_link
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
 from kareus.trace.types import StepGraph
+
+ALIGN_UP_TO = 16  # ranks read in full to measure the job's own link; more would take minutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,6 +58,8 @@ def read_step(args: argparse.Namespace) -> StepInput:
     for warning in traces.warnings:
         print(f"warning: {warning.text}", file=sys.stderr)
     cost, note = read_cost(args.profile, chosen)
+    if 1 < len(ranks) <= ALIGN_UP_TO:
+        cost = fit_link(cost, traces.alignment, traces.world_size)
     return StepInput(
         traces=traces, graph=chosen, cost=cost, profile_note=note, conditions=conditions(traces, chosen)
     )

@@ -53,7 +53,8 @@ def run(args: argparse.Namespace) -> int:
             f"--rank {absent[0]}: {args.directory} holds ranks {', '.join(map(str, traces.ranks))}"
         )
     document: dict[str, Any] = {"schema": "kareus.inspect/1", "world_size": traces.world_size, "ranks": []}
-    console = Console(highlight=False)
+    # A pipe has no width: give tables room instead of folding them at 80 columns.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     for rank in wanted:
         trace = traces.load(rank)
         steps = graphs(trace)

@@ -12,7 +12,6 @@ import datetime
 import itertools
 import json
 import logging
-import platform
 import statistics
 import sys
 import time
@@ -222,7 +221,7 @@ class Collector:
             lambda path: window.export(path, header),
             max_mb=self._options.max_mb,
             world_size=self._job.world_size,
-            cpu_name=None if self._job.device.type == "cuda" else f"cpu ({platform.machine()})",
+            cpu_name=None if self._job.device.type == "cuda" else str(device["gpu"]),
         )
         return dataclasses.replace(written, samples=self._power.write(self._directory, self._job.rank))
 

@@ -23,6 +23,7 @@ from kareus.collect.choose import is_settled, next_setting
 from kareus.collect.collector import Collector
 from kareus.collect.gather import make_link
 from kareus.collect.options import options_from
+from kareus.collect.parking import Parking
 from kareus.collect.profile_file import Store
 from kareus.collect.settings import STOCK, Setting, default_settings, schedule_for
 from kareus.device.energy import EnergyMeter, open_meter
@@ -62,7 +63,7 @@ class Sweep:
 
     Args:
         session: the session. collector: the window that comes first, None where the file has a workload.
-        store: the profile under construction. runs: a session of its own for each setting, by label.
+        store: the profile under construction. runs: a parked session for each setting, by label.
         budget_s: seconds to measure for.
     """
 
@@ -71,14 +72,14 @@ class Sweep:
         session: Any,
         collector: Collector | None,
         store: Store,
-        runs: dict[str, Any],
+        runs: dict[str, Parking],
         settings: dict[str, Setting],
         budget_s: float,
     ) -> None:
         self._session, self._collector, self._store = session, collector, store
         self._runs, self._settings, self._budget_s = runs, settings, budget_s
-        self._own_driver = session.driver
-        self._active: Any = None
+        self._own = Parking(session)
+        self._active: Parking | None = None
         self._block: Block | None = None
         self._started = 0.0
         self._step_us = 0.0
@@ -136,7 +137,7 @@ class Sweep:
 
     def _advance(self) -> None:
         if self._active is not None:
-            self._active.step()
+            self._active.session.step()
         block = self._block
         if block is None:
             if not self._started:
@@ -159,7 +160,7 @@ class Sweep:
 
     def _begin(self, setting: Setting) -> None:
         run = self._runs.get(setting.label)
-        if run is not self._active or self._session.driver is self._own_driver:
+        if run is not self._active or not self._own.parked:
             self._switch(run)
         head = HEAD + (0 if run is None or setting.label in self._seen else OBSERVE)
         self._seen.add(setting.label)
@@ -172,16 +173,12 @@ class Sweep:
             wanted = max(MIN_STEPS, math.ceil(ENERGY_WINDOW_S * 1e6 / self._step_us))
         return int(self._session.pilot.exchange.gather(min(wanted, 500))[0])
 
-    def _switch(self, run: Any) -> None:
-        """Take one driver out of the model and put another in; None is stock, with none at all."""
-        if self._active is not None:
-            self._active.driver.uninstall()
-        elif self._session.driver is not None:
-            self._session.driver.uninstall()
-            self._session.driver = None
+    def _switch(self, run: Parking | None) -> None:
+        """Put another session in force; None is stock, with nothing of ours in the model."""
+        (self._active or self._own).park()
         self._active = run
         if run is not None:
-            run.driver.install()
+            run.resume()
 
     def _end(self, block: Block) -> None:
         timeline = self._session.conductor.timeline
@@ -199,7 +196,7 @@ class Sweep:
             "clock": clock,
             "reasons": event_names(reasons or 0),
             "elapsed_s": time.monotonic() - self._started,
-            "in_force": self._active is None or self._active.state == "replay",
+            "in_force": self._active is None or self._active.session.state == "replay",
         }
         ranks = self._session.pilot.exchange.gather(mine)
         self._take(block, ranks)
@@ -241,14 +238,11 @@ class Sweep:
         """Give the model back to the session's own driver."""
         self._over = True
         try:
-            if self._session.driver is None:
-                self._switch(None)
-                self._session.driver = self._own_driver
-                if self._own_driver is not None:
-                    self._own_driver.install()
+            if self._active is not None:
+                self._active.park()
             for run in self._runs.values():
-                run.driver.install()  # detach takes it out itself
-                run.detach()
+                run.close()
+            self._own.resume()
             if self._meter is not None:
                 self._meter.close()
         except Exception as error:  # nothing of ours is raised into training
@@ -280,21 +274,18 @@ def start_sweep(session: Any, target: str) -> Sweep:
     capable = facts.capabilities(job.device, one_host=one_host)
     store = _open_store(target, session, one_host)
     settings = {s.label: s for s in default_settings(job.wrapper, capable)}
-    runs: dict[str, Any] = {}
-    own = session.driver
-    assert own is not None  # FSDP2 and DDP sessions have one
-    own.uninstall()
+    runs: dict[str, Parking] = {}
+    own = Parking(session)
+    own.park()
     for label, setting in settings.items():
         try:
             plan = schedule_for(setting, session.fingerprint)
-            run = attach(job.root, None, schedule=plan, mode="replay", guard=False)
+            runs[label] = Parking(attach(job.root, None, schedule=plan, mode="replay", guard=False))
         except KareusError as error:  # raised on all ranks alike
             log.warning("kareus: setting %r is left out: %s", label, error)
             continue
-        assert run.driver is not None
-        run.driver.uninstall()
-        runs[label] = run
-    own.install()
+        runs[label].park()
+    own.resume()
     collector = None
     if exchange.gather(store.has_workload)[0]:
         store.keep_workload()

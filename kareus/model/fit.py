@@ -13,6 +13,8 @@ import numpy as np
 
 from kareus.trace.types import F64
 
+REFRESH = 6  # steps between Jacobians by differences; rank-one updates in between
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
@@ -50,13 +52,15 @@ def least_squares(
     max_iterations: int = 40,
     tolerance: float = 1e-4,
     robust: float = 4.0,
+    slopes: F64 | None = None,
 ) -> Fit:
     """Minimise the sum of squares of data residuals and prior residuals inside bounds.
 
     Args:
         residuals: maps float[p] to float[r], each divided by its standard deviation.
         prior: of the parameters. start: first guess; the prior's mean where missing.
-        max_iterations: Jacobians at most. tolerance: relative decrease that ends the search.
+        max_iterations: steps at most. tolerance: relative decrease that ends the search.
+        slopes: Jacobian at the first guess where the caller has it, float[r, p].
         robust: residuals beyond this many standard deviations count linearly (Huber).
 
     Returns:
@@ -65,8 +69,8 @@ def least_squares(
     x = np.clip(prior.mean if start is None else start, prior.lower, prior.upper).astype(float)
     rows = residuals(x)
     value = _value(rows, x, prior, robust)
-    damping, accepted = 1e-2, 0
-    jacobian = _jacobian(residuals, x, rows, prior)
+    damping, accepted, age = 1e-2, 0, 0
+    jacobian = _jacobian(residuals, x, rows, prior) if slopes is None else slopes
     for _ in range(max_iterations):
         weight = _weights(rows, robust)
         normal = jacobian.T @ (weight[:, None] * jacobian) + np.diag(prior.sd**-2)
@@ -81,7 +85,10 @@ def least_squares(
                 break
             damping *= 5
         if not improved:
-            break
+            if age == 0 and slopes is None:
+                break
+            jacobian, age, slopes, damping = _jacobian(residuals, x, rows, prior), 0, None, 1e-2
+            continue
         decrease = (value - new_value) / max(value, 1e-12)
         x, rows, value, damping, accepted = (
             proposal,

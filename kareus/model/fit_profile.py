@@ -24,8 +24,8 @@ _BESIDE_SD = {
     "sm_share": 0.6, "wave_share": 0.8, "memory_share": 0.6, "link_loss": 0.6, "power_w": 0.3,
     "clock_share": 0.3, "clock_energy": 0.4,
 }  # fmt: skip
-_KIND_SD = {"w_per_cta": 0.5, "j_per_gb": 0.6, "hbm_bytes": 0.3}
-_COPY_SD = {"gb_per_s": 0.3, "latency_us": 0.5, "j_per_gb": 0.6, "hbm_bytes": 0.3, "link_loss_scale": 0.5}
+_KIND_SD = {"w_per_cta": 0.5, "j_per_gb": 0.6}  # memory traffic cannot be told from memory_share
+_COPY_SD = {"gb_per_s": 0.3, "latency_us": 0.5, "j_per_gb": 0.6, "link_loss_scale": 0.5}
 _GLOBAL_SD = {"static_power_w": 0.1, "serialise_us": 0.7}
 _LIMITS = {
     "sm_share": 2.0, "wave_share": 1.0, "memory_share": 2.0, "link_loss": 0.9,
@@ -35,7 +35,7 @@ MIN_TIME_SD, MIN_ENERGY_SD = 0.01, 0.015
 
 
 def fit_profile(
-    profile: Profile, *, samples: Sequence[Sample] | None = None, max_iterations: int = 8
+    profile: Profile, *, samples: Sequence[Sample] | None = None, max_iterations: int = 18
 ) -> CostModel:
     """Return the model fitted to a profile.
 
@@ -51,12 +51,18 @@ def fit_profile(
         raise InputError(
             "the profile has no samples to fit; measure with `kareus profile`, or solve without one"
         )
+    links = sorted({profile.conditions[s.conditions].link for s in chosen})
+    if len(links) > 1:
+        raise InputError(
+            f"the samples were taken over different links ({', '.join(links)}); a cost model describes one: "
+            "fit the samples of one link, or keep them in separate profiles"
+        )
     cost = CostModel.assumed(profile.gpu, profile.num_sms)
     if profile.reference_clock_mhz:
         cost = cost.with_constants({"reference_clock_mhz": _exact(cost, profile.reference_clock_mhz)})
-    links = [s for s in chosen if s.collective is not None and not s.compute]
-    if links:
-        cost, _ = _fit(cost, _link_names(links), profile, links, max_iterations=20)
+    bare = [s for s in chosen if s.collective is not None and not s.compute]
+    if bare:
+        cost, _ = _fit(cost, _link_names(bare), profile, bare, max_iterations=20)
     cost, _ = _fit(cost, _other_names(cost, chosen), profile, chosen, max_iterations=max_iterations)
     return _with_residuals(cost, profile, chosen)
 

@@ -12,9 +12,18 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kareus.model import rates
 from kareus.model.cost import CostModel
 from kareus.model.power import clock_grid, governed
-from kareus.model.profile import Piece, Profile, Sample, SpanTemplate, StepSetting, Workload
+from kareus.model.profile import (
+    Piece,
+    Profile,
+    Sample,
+    SpanCollectiveTemplate,
+    SpanTemplate,
+    StepSetting,
+    Workload,
+)
 from kareus.model.span_cost import SpanConfigs, SpanWork, evaluate
 from kareus.trace.types import F64, CollectiveKind, KernelClass
 
@@ -36,7 +45,7 @@ def predict(profile: Profile, samples: Sequence[Sample], cost: CostModel) -> Pre
     Args:
         profile: holds the workloads step samples name. samples: any of its samples. cost: the model.
     """
-    clocks = clock_grid(cost)
+    clocks = clock_grid(cost, 4)
     time = np.zeros((len(samples), len(clocks)))
     dynamic = np.zeros((len(samples), len(clocks)))
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
@@ -130,56 +139,66 @@ def _loops(samples: Sequence[Sample], cost: CostModel, clocks: F64) -> tuple[F64
 def _steps(
     workload: Workload, settings: Sequence[StepSetting], cost: CostModel, clocks: F64
 ) -> tuple[F64, F64]:
-    """A step is the sum of its spans; settings without some collectives are priced without them."""
+    """A step is the sum of its spans."""
     time = np.full((len(settings), len(clocks)), workload.idle_us)
     dynamic = np.zeros_like(time)
-    by_absence: dict[tuple[str, ...], list[int]] = defaultdict(list)
-    for index, setting in enumerate(settings):
-        by_absence[setting.absent].append(index)
-    for absent, rows in by_absence.items():
-        chosen = [settings[i] for i in rows]
-        for span in workload.spans:
-            span_time, span_dynamic = _span(span, absent, chosen, cost, clocks)
-            time[rows] += span.count * span_time
-            dynamic[rows] += span.count * span_dynamic
+    for span in workload.spans:
+        span_time, span_dynamic = _span(span, settings, cost, clocks, workload.clock_mhz)
+        time += span.count * span_time
+        dynamic += span.count * span_dynamic
     return time, dynamic
 
 
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What of a setting matters to one span; settings alike here are priced once."""
+
+    present: tuple[SpanCollectiveTemplate, ...]
+    start: tuple[int, ...]
+    waits: tuple[bool, ...]
+    separate: bool
+
+
+def _way(span: SpanTemplate, setting: StepSetting, length: int) -> tuple[_Way, tuple[int, ...]]:
+    present = tuple(c for c in span.collectives if c.kind not in setting.absent)
+    way = _Way(
+        present=present,
+        start=tuple(_position(c.position, length, setting.launch, c.kind) for c in present),
+        waits=tuple(c.kind in setting.serialise for c in present),
+        separate=setting.separate and len(present) > 1,
+    )
+    return way, tuple(setting.num_ctas.get(c.kind, c.num_ctas) for c in present)
+
+
 def _span(
-    span: SpanTemplate, absent: tuple[str, ...], settings: Sequence[StepSetting], cost: CostModel, clocks: F64
+    span: SpanTemplate, settings: Sequence[StepSetting], cost: CostModel, clocks: F64, recorded_mhz: float
 ) -> tuple[F64, F64]:
-    """Price one span for settings that have the same collectives, those alike in one call."""
-    present = [c for c in span.collectives if c.kind not in absent]
+    """Price one span for every setting, one call for those that differ in budgets only; float[n, c]."""
     length = sum(p.count for p in span.compute)
-    time, dynamic = np.zeros((len(settings), len(clocks))), np.zeros((len(settings), len(clocks)))
-    alike: dict[tuple[object, ...], list[int]] = defaultdict(list)
+    alike: dict[_Way, dict[tuple[int, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     for row, setting in enumerate(settings):
-        alike[setting.serialise, setting.separate, setting.launch].append(row)
-    for rows in alike.values():
-        setting = settings[rows[0]]
-        start = [_position(c.position, length, setting.launch, c.kind) for c in present]
-        waits = [c.kind in setting.serialise for c in present]
-        required = [s if wait else c.required_at for c, s, wait in zip(present, start, waits, strict=True)]
-        work = _work(
-            span.compute,
-            [
-                (c.kind, c.num_bytes, c.group_size, c.num_ctas, r)
-                for c, r in zip(present, required, strict=True)
-            ],
-        )
-        if setting.separate:
-            work = replace(work, group=np.arange(len(present)))
-        ctas = [[settings[i].num_ctas.get(c.kind, c.num_ctas) for c in present] for i in rows]
-        priced = _price(
-            work,
-            np.array(ctas, np.int64).reshape(len(rows), -1),
-            np.tile(np.array(start, np.int64), (len(rows), 1)),
-            np.zeros(len(rows), bool),
-            cost,
-            clocks,
-        )
-        time[rows] = priced[0] + sum(waits) * cost["serialise_us"]
-        dynamic[rows] = priced[1]
+        way, budgets = _way(span, setting, length)
+        alike[way][budgets].append(row)
+    time, dynamic = np.zeros((len(settings), len(clocks))), np.zeros((len(settings), len(clocks)))
+    for way, rows_of in alike.items():
+        triples = zip(way.present, way.start, way.waits, strict=True)
+        required = [start if wait else c.required_at for c, start, wait in triples]
+        members = [
+            (c.kind, c.num_bytes, c.group_size, c.num_ctas, r)
+            for c, r in zip(way.present, required, strict=True)
+        ]
+        work = _work(span.compute, members)
+        if recorded_mhz:
+            factor = rates.clock_time(cost.coefficients, work.kernel_class, recorded_mhz)
+            work = replace(work, alone_us=work.alone_us / factor)
+        if way.separate:
+            work = replace(work, group=np.arange(len(way.present)))
+        ctas = np.array(list(rows_of), np.int64).reshape(len(rows_of), -1)
+        position = np.tile(np.array(way.start, np.int64), (len(ctas), 1))
+        priced = _price(work, ctas, position, np.zeros(len(ctas), bool), cost, clocks)
+        for index, rows in enumerate(rows_of.values()):
+            time[rows] = priced[0][index] + sum(way.waits) * cost["serialise_us"]
+            dynamic[rows] = priced[1][index]
     return time, dynamic
 
 

@@ -154,11 +154,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         spans: in order. idle_us: time of a step in which the GPU does nothing.
+        clock_mhz: SM clock that `alone_us` of the pieces refers to; 0 is the profile's reference clock.
         provenance: where kernel durations come from.
     """
 
     spans: tuple[SpanTemplate, ...]
     idle_us: float = 0.0
+    clock_mhz: float = 0.0
     provenance: str = ""
 
 

@@ -10,7 +10,7 @@ more energy. Stock and fully serialised always stay.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -144,6 +144,7 @@ def option_table(
     name: str,
     span: Span,
     work: SpanWork,
+    pause_us: float,
     collectives: tuple[CollectiveOp, ...],
     cost: CostModel,
     knobs: Knobs,
@@ -151,7 +152,8 @@ def option_table(
 ) -> OptionTable:
     """Enumerate and price a span kind at every clock level, and keep what can be optimal.
 
-    Times and energies are rounded up, so no plan is promised to be better than the table.
+    `pause_us` is added to every setting: launch gaps that no setting changes. Times and energies are
+    rounded up, so no plan is promised to be better than the table.
     """
     settings = enumerate_settings(span, collectives, cost, knobs)
     stock = settings.num_ctas[0], settings.position[0]
@@ -161,8 +163,7 @@ def option_table(
     keys = [ladder_key(collectives[m.row]) for m in span.collectives]
     options: list[Option] = []
     rows: list[int] = []
-    for level, clock in enumerate(clocks_mhz):
-        costs = _price(work, settings, cost, clock)
+    for level, costs in enumerate(_price(work, pause_us, settings, cost, clocks_mhz)):
         kept = _non_dominated(costs, changes, always=(0, 1) if len(settings) > 1 else (0,))
         for row in kept:
             options.append(_option(costs, settings, stock[0], changes, keys, int(row), level))
@@ -182,17 +183,30 @@ def ladder_key(collective: CollectiveOp) -> str:
     return f"{_KIND_KEYS.get(collective.kind, 'other')}@{','.join(map(str, collective.group))}"
 
 
-def _price(work: SpanWork, settings: Settings, cost: CostModel, clock_mhz: int) -> SpanCosts:
-    return evaluate(
+def _price(
+    work: SpanWork, pause_us: float, settings: Settings, cost: CostModel, clocks_mhz: tuple[int, ...]
+) -> list[SpanCosts]:
+    """Prices of all settings at each clock, from one call: what clocks share is computed once."""
+    count, levels = len(settings), len(clocks_mhz)
+    costs = evaluate(
         work,
         SpanConfigs(
-            num_ctas=settings.num_ctas,
-            position=settings.position,
-            serialise=settings.serialise,
-            sm_clock_mhz=np.full(len(settings), float(clock_mhz)),
+            num_ctas=np.tile(settings.num_ctas, (levels, 1)),
+            position=np.tile(settings.position, (levels, 1)),
+            serialise=np.tile(settings.serialise, levels),
+            sm_clock_mhz=np.repeat(np.array(clocks_mhz, float), count),
         ),
         cost,
     )
+    names = SpanCosts.__dataclass_fields__
+    parts = [
+        SpanCosts(**{name: getattr(costs, name)[i * count : (i + 1) * count] for name in names})
+        for i in range(levels)
+    ]
+    return [
+        replace(part, time_us=part.time_us + pause_us, time_hi_us=part.time_hi_us + pause_us)
+        for part in parts
+    ]
 
 
 def _non_dominated(costs: SpanCosts, changes: NDArray[np.int64], always: tuple[int, ...]) -> list[int]:

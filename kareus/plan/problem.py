@@ -64,11 +64,12 @@ def build_problem(graph: StepGraph, cost: CostModel, knobs: Knobs) -> StepProble
         )
     names, chain, members = _kinds(spans)
     works = [_typical_work(graph, [spans[i] for i in group]) for group in members]
+    pauses = [float(np.mean([_pauses_us(graph, spans[i]) for i in group])) for group in members]
     firsts = [spans[group[0]] for group in members]
-    stock_clock, clocks = _clock_levels(graph, firsts, works, chain, cost, knobs)
+    stock_clock, clocks = _clock_levels(graph, firsts, works, pauses, chain, cost, knobs)
     tables = tuple(
-        option_table(name, span, work, graph.collectives, cost, knobs, clocks)
-        for name, span, work in zip(names, firsts, works, strict=True)
+        option_table(name, span, work, pause, graph.collectives, cost, knobs, clocks)
+        for name, span, work, pause in zip(names, firsts, works, pauses, strict=True)
     )
     level = min(range(len(clocks)), key=lambda i: abs(clocks[i] - stock_clock))
     tables = tuple(_with_stock_at(table, level) for table in tables)
@@ -132,16 +133,27 @@ def _typical_work(graph: StepGraph, spans: list[Span]) -> SpanWork:
     works = [span_work(graph, span) for span in spans]
     if len(works) == 1:
         return works[0]
-    return replace(
-        works[0],
-        alone_us=np.mean([work.alone_us for work in works], axis=0),
-        gap_us=np.mean([work.gap_us for work in works], axis=0),
-    )
+    return replace(works[0], alone_us=np.mean([work.alone_us for work in works], axis=0))
+
+
+def _pauses_us(graph: StepGraph, span: Span) -> float:
+    """Time inside a span in which its stream paused between two kernels although nothing made it wait.
+
+    Launch gaps of a microsecond or two each, and stretches in which the CPU was late: no setting changes
+    them, so they are added to every option of the span.
+    """
+    ops = graph.ops
+    rows = span.compute
+    required = {c.required_at for c in span.collectives} | {0}
+    inner = [i for i in range(1, len(rows)) if i not in required]
+    gaps = ops.start_ns[rows[inner]] - ops.end_ns[rows[[i - 1 for i in inner]]]
+    return float(np.maximum(gaps, 0).sum()) / 1000
 
 
 def _stock_costs(
     spans: list[Span],
     works: list[SpanWork],
+    pauses_us: list[float],
     graph: StepGraph,
     chain: tuple[int, ...],
     cost: CostModel,
@@ -150,7 +162,7 @@ def _stock_costs(
 ) -> tuple[float, float]:
     """Time (us) and energy (J, static power included) of the all-stock step at one clock."""
     time_us, energy_j = [], []
-    for span, work in zip(spans, works, strict=True):
+    for span, work, pause_us in zip(spans, works, pauses_us, strict=True):
         settings = enumerate_settings(span, graph.collectives, cost, knobs)
         stock = Settings(
             num_ctas=settings.num_ctas[:1], position=settings.position[:1], serialise=settings.serialise[:1]
@@ -165,7 +177,7 @@ def _stock_costs(
             ),
             cost,
         )
-        time_us.append(float(costs.time_us[0]))
+        time_us.append(float(costs.time_us[0]) + pause_us)
         energy_j.append(float(costs.energy_j[0]))
     total_us = sum(time_us[kind] for kind in chain)
     return total_us, sum(energy_j[kind] for kind in chain) + cost["static_power_w"] * total_us / 1e6
@@ -175,6 +187,7 @@ def _clock_levels(
     graph: StepGraph,
     spans: list[Span],
     works: list[SpanWork],
+    pauses_us: list[float],
     chain: tuple[int, ...],
     cost: CostModel,
     knobs: Knobs,
@@ -185,7 +198,7 @@ def _clock_levels(
     limit_w = cost["power_limit_w"]
 
     def over_limit(clock_mhz: float) -> bool:
-        time_us, energy_j = _stock_costs(spans, works, graph, chain, cost, knobs, clock_mhz)
+        time_us, energy_j = _stock_costs(spans, works, pauses_us, graph, chain, cost, knobs, clock_mhz)
         return 0 < limit_w < energy_j / (time_us / 1e6)
 
     low, high = 0, len(supported) - 1

@@ -153,8 +153,18 @@ def one_int(value: Any) -> int:
     return int(number) if -LATEST_NS < number < LATEST_NS else -1
 
 
-def product(dims: list[int] | None) -> int:
-    """Return the number of blocks or threads of up to three dimensions; 0 unknown."""
+def products(many: Sequence[list[int] | None]) -> I64:
+    """Return the number of blocks or threads of each [x, y, z], at most 2^31 - 1; 0 unknown."""
+    try:
+        table = np.array([dims or (0, 0, 0) for dims in many], np.int64)
+    except (TypeError, ValueError, OverflowError):
+        table = np.zeros(0, np.int64)
+    if table.ndim != 2 or (len(table) and (table.min() < 0 or table.max() >= 2**20)):
+        return np.array([_product(dims) for dims in many], np.int64)
+    return np.minimum(table.prod(axis=1), 2**31 - 1)
+
+
+def _product(dims: list[int] | None) -> int:
     if not dims:
         return 0
     total = 1

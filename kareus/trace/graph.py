@@ -23,7 +23,8 @@ from kareus.trace.types import (
 
 def graphs(trace: Trace) -> list[StepGraph]:
     """Return the graph of every complete step of a trace, in order."""
-    return [build_graph(trace, index) for index in range(len(trace.steps))]
+    stream, wrapper = compute_stream_of(trace.ops), wrapper_of(trace)
+    return [_build(trace, index, stream, wrapper) for index in range(len(trace.steps))]
 
 
 def build_graph(trace: Trace, index: int) -> StepGraph:
@@ -38,6 +39,10 @@ def build_graph(trace: Trace, index: int) -> StepGraph:
         raise InputError(
             f"{trace.path}: step {index} asked for, the trace holds {len(trace.steps)} complete steps"
         )
+    return _build(trace, index, compute_stream_of(trace.ops), wrapper_of(trace))
+
+
+def _build(trace: Trace, index: int, compute_stream: int, wrapper: str) -> StepGraph:
     start_ns, end_ns = trace.steps[index]
     rows = np.flatnonzero((trace.ops.start_ns >= start_ns) & (trace.ops.start_ns < end_ns))
     ops = trace.ops.take(rows)
@@ -62,8 +67,8 @@ def build_graph(trace: Trace, index: int) -> StepGraph:
         edge_kind=table[:, 2].astype(np.int8),
         edge_provenance=table[:, 3].astype(np.int8),
         host_delay_ns=np.where(ops.launch_ns >= 0, np.maximum(ops.launch_ns - start_ns, 0), 0),
-        compute_stream=compute_stream_of(trace.ops),
-        wrapper=wrapper_of(trace),
+        compute_stream=compute_stream,
+        wrapper=wrapper,
     )
 
 

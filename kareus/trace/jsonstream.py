@@ -110,6 +110,12 @@ class EventStream:
             else:
                 self._merge_header(b'{"_":0' + self._behind + rest)
 
+    def read_header(self) -> dict[str, Any]:
+        """Return what stands before the events; see `batches` for errors."""
+        with _opened(self.path) as file:
+            self._read_header(_reader(file, self.damage))
+        return self.header
+
     def _read_header(self, read: Callable[[int], bytes]) -> bytes:
         """Read up to the first event; keep what stands before it."""
         text = read(1 << 16)

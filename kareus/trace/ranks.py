@@ -257,10 +257,7 @@ def _identity(path: Path) -> tuple[int | None, int]:
     if is_compact(path):
         trace = read_compact(path)
         return trace.rank, trace.world_size
-    stream = EventStream(path)
-    for _ in stream.batches():
-        break
-    info = mapping(stream.header, "distributedInfo")
+    info = mapping(EventStream(path).read_header(), "distributedInfo")
     named = _RANK_IN_NAME.search(path.name)
     rank = whole(info.get("rank"))
     if rank is None and named:

@@ -24,7 +24,7 @@ from kareus.trace.columns import (
     ints,
     lanes,
     one_int,
-    product,
+    products,
     times_ns,
 )
 from kareus.trace.jsonstream import Damage, EventStream
@@ -41,6 +41,7 @@ GPU_CATEGORIES = {
     "gpu_op": 0,
 }  # index into CATEGORIES; fmt: skip
 RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"}
+OPERATOR_CATEGORIES = ("cpu_op", "Operator")
 WAIT_CALLS = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent")
 HOST_SYNC_CALLS = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
 # Calls that never launch or order work on a GPU: left out before anything else is looked at.
@@ -137,6 +138,7 @@ class _Collector:
         self.gpu_args = ArgsDecoder(GpuArgs)
         self.call_args = ArgsDecoder(CallArgs)
         self.call_kinds: dict[str, int] = {}
+        self.operators: dict[str, bool] = {}
         self.rows = 0
         self.threads: dict[str, int] = {}
 
@@ -186,14 +188,18 @@ class _Collector:
         calls: list[Any] = []
         marks: list[Any] = []
         syncs: list[Any] = []
-        kinds = self.call_kinds
+        kinds, operators = self.call_kinds, self.operators
         groups = {**dict.fromkeys(GPU_CATEGORIES, gpu), **dict.fromkeys(RUNTIME_CATEGORIES, calls)}
         groups |= {"user_annotation": marks, "cuda_sync": syncs}
         for event in batch:
             group = groups.get(event.cat)
             if group is None:
-                if event.cat == "cpu_op" or event.cat == "Operator":
-                    self._cpu_op(event)
+                if event.cat in OPERATOR_CATEGORIES:
+                    name = event.name
+                    if name not in operators:
+                        operators[name] = name.startswith(("autograd::engine", "gloo:"))
+                    if operators[name]:
+                        self._cpu_op(event)
             elif event.ph == "X":
                 if group is calls and kinds.get(event.name) == CALL_IDLE:
                     continue
@@ -229,7 +235,7 @@ class _Collector:
         devices = [e.pid if a.device is None else a.device for a, e in zip(args, events, strict=True)]
         columns = (
             start, start + duration, ints(streams), ints([a.correlation for a in args]),
-            [product(a.grid) for a in args], [product(a.block) for a in args],
+            products([a.grid for a in args]), products([a.block for a in args]),
             np.maximum(ints([a.nbytes for a in args]), 0),
             [names.setdefault(event.name, len(names)) for event in events],
             [GPU_CATEGORIES[event.cat] for event in events],
@@ -259,7 +265,7 @@ class _Collector:
         name = event.name
         if name.startswith("autograd::engine"):
             self.raw.autograd_threads.add(int(lanes([event.tid], self._lane)[0]))
-        elif name.startswith("gloo:"):
+        else:
             start, duration = (int(value[0]) for value in times_ns([event], exact=self.exact))
             thread = int(lanes([event.tid], self._lane)[0])
             self.raw.cpu_comm.append((start, start + max(0, duration), thread, name))

@@ -135,7 +135,8 @@ def replay(folder: Path) -> list[dict[str, Any]]:
                     )
     worst = {k: max(r[k] for r in rows) for k in ("step_time", "exposed_comm", "kernel_end")}
     middle = {k: statistics.median(r[k] for r in rows) for k in worst}
-    print(folder.name, *(f"{k}: median {middle[k]:.2%} worst {worst[k]:.2%}" for k in worst), sep="  ")
+    note = "  (judged on the step learnt on: there is no other)" if count == 1 else ""
+    print(folder.name + note, *(f"{k}: median {middle[k]:.2%} worst {worst[k]:.2%}" for k in worst), sep="  ")
     return [{"job": folder.name, "in_sample": count == 1, "median": middle, "worst": worst, "rows": rows}]
 
 

@@ -58,11 +58,13 @@ class ScheduleArm(Arm):
     def __init__(self, name: str, job: Job, schedule: Any) -> None:
         super().__init__(name, job)
         import kareus
+        from kareus.collect.parking import Parking
 
         self.schedule = schedule
         self.session = kareus.attach(job.model, None, schedule=schedule, mode="replay", guard=False)
-        self._installed = True
+        self.parking = Parking(self.session)
         self.tickets: list[Any] = []
+        self.last_tickets: list[Any] = []
         opening = self.session.conductor.open
 
         def opened(*args: Any) -> Any:
@@ -71,18 +73,13 @@ class ScheduleArm(Arm):
             return ticket
 
         self.session.conductor.open = opened
-        self.last_tickets: list[Any] = []
-        self.leave()
+        self.parking.park()
 
     def enter(self) -> None:
-        if not self._installed:
-            self.session.driver.install()
-            self._installed = True
+        self.parking.resume()
 
     def leave(self) -> None:
-        if self._installed:
-            self.session.driver.uninstall()
-            self._installed = False
+        self.parking.park()
 
     def after_step(self) -> None:
         self.session.step()
@@ -105,8 +102,7 @@ class ScheduleArm(Arm):
         }
 
     def close(self) -> None:
-        self.enter()  # detach takes the driver out itself
-        self.session.detach()
+        self.parking.close()
 
 
 class FsdpBoundArm(Arm):
@@ -261,3 +257,25 @@ def named_schedule(name: str, job: Job) -> Any:
         decisions += [decision("reduce_scatter", u, "backward") for u in [*reversed(units), ""]]
     kept = tuple(d for d in decisions if not d.is_stock)
     return Schedule(fingerprint=described, decisions=kept, **whole)
+
+
+def all_knobs(job: Job) -> Any:
+    """A schedule that turns every knob somewhere, unit by unit in turn."""
+    import msgspec
+
+    words = ["ag12+rs8", "launch-mlp-before", "ce", "serial", "ag4+rs4"]
+    if not job.moves_data:
+        words.remove("ce")  # copies between peers need peers
+    base = named_schedule("ag12+rs8+sep+pf2+defer1" if job.args.wrapper == "fsdp2" else "ar8+serial", job)
+    if job.args.wrapper == "ddp":
+        chosen = [named_schedule(word, job) for word in ("ar8", "serial", "ar16")]
+    else:
+        chosen = [named_schedule(word, job) for word in words]
+    units = [unit.name for unit in base.fingerprint.units]
+    decisions = []
+    for decision in base.decisions:
+        unit = decision.collective.unit
+        turn = int(unit.rpartition(".")[2]) if unit.startswith("bucket.") else units.index(unit)
+        decisions.append(chosen[turn % len(chosen)].decision_for(decision.collective))
+    kept = tuple(d for d in decisions if not d.is_stock)
+    return msgspec.structs.replace(base, decisions=kept)

@@ -51,24 +51,24 @@ class Bench:
         arm.enter()
         if cuda:
             torch.cuda.reset_peak_memory_stats(job.device)
+        job.barrier()
         for _ in range(HEAD + arm.settle_steps()):
             job.step(sync=arm.sync)
             arm.after_step()
-        job.barrier()
-        marks = [self._mark()]
-        self._at(marks[0])
-        start = time.monotonic()
+        marks = [self._mark()]  # no wait here: the CPU stays ahead of the GPU
         losses = []
         for _ in range(steps):
             losses.append(job.step(sync=arm.sync))
             arm.after_step()
             marks.append(self._mark())
-        self._at(marks[-1])
-        end = time.monotonic()
         for _ in range(TAIL):
             job.step(sync=arm.sync)
             arm.after_step()
+        last = self._mark()
         job.sync()
+        now = time.monotonic()
+        end = now - self._length_ms(marks[-1], last) / 1e3
+        start = now - self._length_ms(marks[0], last) / 1e3
         self.energy.wait_for_update(end)
         power, clock = self.energy.means(start, end)
         joules = self.energy.between_j(start, end)
@@ -100,20 +100,18 @@ class Bench:
 
     def _mark(self) -> Any:
         if self.job.device.type != "cuda":
-            return time.perf_counter()
+            return time.monotonic()
         event = self.job.torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
-    def _at(self, mark: Any) -> None:
+    def _length_ms(self, start: Any, end: Any) -> float:
         if self.job.device.type == "cuda":
-            mark.synchronize()
+            return float(start.elapsed_time(end))
+        return float(end - start) * 1e3
 
     def _lengths(self, marks: list[Any]) -> list[float]:
-        pairs = itertools.pairwise(marks)
-        if self.job.device.type == "cuda":
-            return [round(a.elapsed_time(b), 4) for a, b in pairs]
-        return [round((b - a) * 1e3, 4) for a, b in pairs]
+        return [round(self._length_ms(a, b), 4) for a, b in itertools.pairwise(marks)]
 
     def rounds(self, arms: list[Arm], *, steps: int, rounds: int, limit_s: float, saved: list[Any]) -> int:
         """Run all arms once a round, forwards and backwards in turn, until done or out of time."""

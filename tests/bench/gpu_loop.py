@@ -8,13 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from gpu_arms import named_schedule
+from gpu_arms import all_knobs
 from gpu_job import Job
-
-ALL_KNOBS = {
-    "fsdp2": "ag12+rs8+sep+pf2+defer1",
-    "ddp": "ar8",
-}
 
 
 def run_loop(job: Job) -> int:
@@ -23,18 +18,19 @@ def run_loop(job: Job) -> int:
     from kareus.schedule import Schedule
 
     args = job.args
-    out = Path(args.out or tempfile.mkdtemp(prefix="two-gpus-"))
+    scratch = Path(job.gather(tempfile.mkdtemp(prefix="two-gpus-"))[0])  # rank 0's, for what is not kept
+    out = Path(args.out) if args.out else scratch
     out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"schema": "kareus.bench_two_gpus/1", "bench": "loop", "checks": {}}
     checks: dict[str, Any] = result["checks"]
-    schedule = Schedule.load(args.schedule) if args.schedule else named_schedule(ALL_KNOBS[args.wrapper], job)
+    schedule = Schedule.load(args.schedule) if args.schedule else all_knobs(job)
 
     job.say("stock")
     job.build()
     stock = train(job, args.steps)
 
     job.say("collect")
-    folder = out / "collect"
+    folder = out / f"collect-{args.wrapper}-{args.link}"
     os.environ["KAREUS_COLLECT"] = str(folder)
     os.environ.setdefault("KAREUS_COLLECT_WAIT", "4")
     job.build()
@@ -46,11 +42,11 @@ def run_loop(job: Job) -> int:
 
     job.say("replay")
     job.build()
-    driver, tickets = replay(job, schedule, out)
+    driver, tickets = replay(job, schedule, scratch)
     losses, records, report, ladder = driver
     checks["losses under the schedule equal stock"] = verdict(job, losses == stock)
     checks["issued as decided"] = check_issued(schedule, tickets)
-    checks["grids are the budgets"] = check_grids(job, schedule, out / "replay", ladder)
+    checks["grids are the budgets"] = check_grids(job, schedule, scratch / "replay", ladder)
     checks["records hold time, energy and exposed communication"] = check_records(job, records)
 
     everyone = job.gather(checks)
@@ -64,7 +60,7 @@ def run_loop(job: Job) -> int:
     }
     failed = sorted({name for ranks in everyone for name, row in ranks.items() if row["ok"] is False})
     if job.rank == 0:
-        (out / "loop.json").write_text(json.dumps(result))
+        (out / f"loop-{args.wrapper}-{args.link}.json").write_text(json.dumps(result))
         for name in checks:
             rows = [ranks[name] for ranks in everyone]
             worst = next((r for r in rows if r["ok"] is False), rows[0])
