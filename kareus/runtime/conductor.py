@@ -84,6 +84,7 @@ class Conductor:
         self.last_end: Any = None
         self.issues = IssueLog()
         self.measure = StepMeasure()
+        self._known: dict[tuple[tuple[str, str, str], int], tuple[CollectiveKey, Decision]] = {}
         self._ordinals: dict[tuple[str, str, str], int] = {}
         self._plan: dict[tuple[str, str, str], dict[int, Decision]] = {}
         for decision in schedule.decisions if schedule is not None else ():
@@ -116,6 +117,12 @@ class Conductor:
         self._ordinals.clear()
         return ended
 
+    def _name(self, slot: tuple[str, str, str], ordinal: int) -> tuple[CollectiveKey, Decision]:
+        kind, unit, phase = slot
+        key = CollectiveKey(kind=kind, unit=unit, phase=phase, ordinal=ordinal)  # type: ignore[arg-type]
+        found = self._known[slot, ordinal] = (key, Decision(collective=key))
+        return found
+
     def open(self, kind: str, unit: str, phase: str, num_bytes: int, group: dist.ProcessGroup) -> Ticket:
         """Return the ticket for the collective that is about to be issued, and log its issue."""
         slot = (kind, unit, phase)
@@ -123,13 +130,13 @@ class Conductor:
         if not self.evaluating:
             ordinal = self._ordinals.get(slot, 0)
             self._ordinals[slot] = ordinal + 1
-        key = CollectiveKey(kind=kind, unit=unit, phase=phase, ordinal=ordinal)  # type: ignore[arg-type]
+        key, stock = self._known.get((slot, ordinal)) or self._name(slot, ordinal)
         decision = self.decision(kind, unit, phase, ordinal) if self.scheduling else None
         self.measure.num_collectives += 1
         if decision is None:
             if self.scheduling and self._plan:
                 self.measure.unplanned += 1
-            decision = Decision(collective=key)
+            decision = stock
             planned = False
         else:
             planned = True

@@ -167,22 +167,25 @@ class Fsdp2Driver:
     def _wrap(self, unit: FsdpUnit) -> None:
         group = unit.group
         originals = {name: getattr(group, name) for name in torch_api.UNIT_METHODS}
+        before_forward = LaunchPoint(module=unit.name, phase="forward", side="before")
+        after_forward = LaunchPoint(module=unit.name, phase="forward", side="after")
+        before_backward = LaunchPoint(module=unit.name, phase="backward", side="before")
+        after_backward = LaunchPoint(module=unit.name, phase="backward", side="after")
 
         def pre_forward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
             recomputing = torch_api.in_backward()
-            start = LaunchPoint(module=unit.name, phase="forward", side="before")
             fresh = False
             if not recomputing:
                 self._anchor("pre_forward", unit)
-                fresh = self.board.record(start)  # the unit's own gather may wait for it
+                fresh = self.board.record(before_forward)  # the unit's own gather may wait for it
             self._stalls.arrive()
             result = originals["pre_forward"](*args, **kwargs)
             self._stalls.gathered(unit.name)
             if not recomputing:
                 self._entered_forward(unit)
             if fresh:
-                self._on_met(start)
+                self._on_met(before_forward)
             return result
 
         def post_forward(*args: Any, **kwargs: Any) -> Any:
@@ -191,25 +194,24 @@ class Fsdp2Driver:
                 self._anchor("post_forward", unit)
             result = originals["post_forward"](*args, **kwargs)
             if not recomputing:
-                self.board.meet(LaunchPoint(module=unit.name, phase="forward", side="after"))
+                self.board.meet(after_forward)
             return result
 
         def pre_backward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
             self._anchor("pre_backward", unit)
-            start = LaunchPoint(module=unit.name, phase="backward", side="before")
-            fresh = self.board.record(start)
+            fresh = self.board.record(before_backward)
             self._stalls.arrive()
             result = originals["pre_backward"](*args, **kwargs)
             self._stalls.gathered(unit.name)
             if fresh:
-                self._on_met(start)
+                self._on_met(before_backward)
             return result
 
         def post_backward(*args: Any, **kwargs: Any) -> Any:
             self._compute_stream = self.timeline.current_stream()
             self._anchor("post_backward", unit)
-            self.board.meet(LaunchPoint(module=unit.name, phase="backward", side="after"))
+            self.board.meet(after_backward)
             self._stalls.before_reduce()
             result = self.deferral.post_backward(
                 group, lambda: originals["post_backward"](*args, **kwargs), hold=self._must_hold(unit)
@@ -238,6 +240,8 @@ class Fsdp2Driver:
 
     def _anchor(self, event: str, unit: FsdpUnit) -> None:
         """Note a unit event; issue what its window still holds."""
+        if not self._targets:
+            return
         occurrence = self._occurrences.get((event, unit.name), 0)
         self._occurrences[event, unit.name] = occurrence + 1
         token = anchor_token(event, unit.name, occurrence)

@@ -141,6 +141,8 @@ class LaunchBoard:
 
     def record(self, point: LaunchPoint) -> bool:
         """Record the mark of a point only; returns whether it is new in this pass and in force."""
+        if point not in self.reachable:
+            return False  # no decision names it
         if self._observing():
             self._on_seen(point)
         if not self._active() or point in self.marks:

@@ -3,7 +3,7 @@
     python tests/bench/runtime_overhead.py                    # CPU, torch's fake process group
     python tests/bench/runtime_overhead.py --device cuda      # one GPU; device step times
 
-Attached and plain steps of two identical models alternate in one process, in pairs. Writes raw numbers
+Attached and plain blocks of steps of one model alternate in one process, in pairs. Writes raw numbers
 as JSON; nothing is asserted.
 """
 
@@ -30,11 +30,11 @@ from fake_world import StandIn, fake_world, sharded  # noqa: E402
 import kareus  # noqa: E402
 from kareus.runtime.guard import GuardSettings  # noqa: E402
 from kareus.runtime.torch_api import AllGather, ReduceScatter, fsdp_units  # noqa: E402
-from kareus.schedule import Decision, Path, Schedule  # noqa: E402
+from kareus.schedule import Decision, Schedule  # noqa: E402
 
 
 class PlainGather(AllGather):
-    """What the stand-in does, for the model that is not attached to: both models see the same values."""
+    """What the stand-in does, without Kareus: both arms see the same values."""
 
     def __init__(self, path: StandIn) -> None:
         self.path = path
@@ -110,34 +110,43 @@ def main() -> None:
     device = torch.device(args.device, 0) if args.device == "cuda" else torch.device("cpu")
     x = torch.randn(args.rows, args.dim, device=device)
     with fake_world():
-        models = [sharded(device, args.dim) for _ in range(2)]
+        model = sharded(device, args.dim)
         stand_in = BareStandIn(device)
-        for unit in fsdp_units(models[0]):
+        for unit in fsdp_units(model):
             unit.module.set_custom_all_gather(PlainGather(stand_in))
             unit.module.set_custom_reduce_scatter(PlainScatter(stand_in))
-        optimizers = [torch.optim.AdamW(m.parameters(), lr=1e-4) for m in models]
-        probe = kareus.attach(models[1], optimizers[1])
-        assert probe.conductor is not None
-        probe.conductor.paths[Path.NCCL] = stand_in
-        step_times_ms(models[1], optimizers[1], x, 3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        probe = kareus.attach(model, optimizer)
+        step_times_ms(model, optimizer, x, 3)
         keys, fingerprint = probe.observed, probe.fingerprint
         probe.detach()
         assert fingerprint is not None
         identity = Schedule(
             fingerprint=fingerprint, decisions=tuple(Decision(collective=key) for key in keys)
         )
-        session = kareus.attach(
-            models[1], optimizers[1], schedule=identity, guard=GuardSettings(enabled=False)
-        )
-        session.conductor.paths[Path.NCCL] = stand_in
-        for each, optimizer in zip(models, optimizers, strict=True):
-            step_times_ms(each, optimizer, x, 5)
+        session = kareus.attach(model, optimizer, schedule=identity, guard=GuardSettings(enabled=False))
+        step_times_ms(model, optimizer, x, 5)
+        state, driver = session.state, session.driver
+        assert driver is not None
+
+        def block(attached: bool) -> float:
+            # One model for both arms: two equal models differ by percents through where they lie in memory.
+            session._closed = not attached
+            if attached:
+                driver.install()
+            found = step_times_ms(model, optimizer, x, args.steps)
+            if attached:
+                driver.uninstall()
+            return found
+
+        driver.uninstall()
         pairs = []
         for pair in range(args.pairs):
-            order = (0, 1) if pair % 2 == 0 else (1, 0)
-            found = {i: step_times_ms(models[i], optimizers[i], x, args.steps) for i in order}
-            pairs.append([found[0], found[1]])
-        arm = session.state
+            order = (False, True) if pair % 2 == 0 else (True, False)
+            times = {attached: block(attached) for attached in order}
+            pairs.append([times[False], times[True]])
+        session._closed = False
+        driver.install()
         costs = issue_cost_us(session, 50)
         session.detach()
     ratios = np.array([attached / plain for plain, attached in pairs])
@@ -151,9 +160,10 @@ def main() -> None:
         if args.device == "cuda"
         else platform.processor() or platform.machine(),
         "torch": str(torch.__version__),
-        "state": arm,
+        "state": state,
         "collectives_per_step": len(keys),
         "plain_ms": float(np.median([p[0] for p in pairs])),
+        "cost_per_collective_us": float(np.median([b - a for a, b in pairs])) * 1e3 / len(keys),
         "ratio": float(np.median(ratios)),
         "ratio_95": [float(q) for q in np.quantile(draws, (0.025, 0.975))],
         "issue_cost_us": float(np.median(costs)),
