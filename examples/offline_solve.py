@@ -21,10 +21,8 @@ def main(directory: str, output: str, profile: str | None = None) -> None:
     traces = TraceSet.open(directory)
     steps = [graphs(traces.load(rank))[-1] for rank in traces.ranks]
     graph = max(steps, key=lambda step: step.duration_ns)  # the slowest rank decides the step
-    if profile is None:
-        cost = CostModel.assumed(graph.gpu, graph.num_sms)
-    else:
-        cost = CostModel.from_profile(Profile.load(profile))
+    measured = None if profile is None else Profile.load(profile)
+    cost = CostModel.from_profile(measured) if measured else CostModel.assumed(graph.gpu, graph.num_sms)
 
     plan = make_plan(graph, cost, Knobs(), Goal(max_slowdown=0.0))
 

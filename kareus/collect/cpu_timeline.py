@@ -23,7 +23,7 @@ NO_WORK = re.compile(
     r"unbind|squeeze|unsqueeze|detach\w*|empty\w*|new_empty\w*|resolve_\w+|set_|alias|result_type|resize_|"
     r"lift_fresh|is_\w+|item|_local_scalar_dense|zeros|ones|to|_to_copy|numpy_T)|detach)$"
 )
-GEMM = re.compile(r"^aten::(addmm|addmv|addbmm|baddbmm|mm|mv|bmm|linear|matmul)_?$")
+GEMM = re.compile(r"^aten::(addmm|addmv|addbmm|baddbmm|mm|mv|bmm)_?$")
 ATTENTION = re.compile(r"attention")
 PLAIN = re.compile(r"^(aten|fsdp|prims)::")
 ENVELOPE = re.compile(r"^(autograd::|torch::autograd|c10d::|Optimizer|\w+Backward\d*$)")
@@ -32,7 +32,9 @@ COLLECTIVES = {
     "c10d::_reduce_scatter_base_": ("_reduce_scatter_base", ("gloo:reduce_scatter", "gloo:all_reduce")),
     "c10d::allreduce_": ("allreduce", "gloo:all_reduce"),
 }
-DESCEND = 0.5  # an operator is its children's caller where they take at least this share of its time
+# Operators whose inner calls are details of theirs, whatever share of the time those take.
+ATOMIC = re.compile(r"attention|_fused|native_|_backward(_data)?$|softmax|nll_loss|_norm\b|convolution")
+MINOR = re.compile(r"^(aten::(copy_|fill_|zero_|clone|contiguous)|fsdp::)")
 
 Event = dict[str, Any]
 Item = tuple[Event, str, int, Event]  # the measured event, its name as a work item, stream, arguments
@@ -141,7 +143,7 @@ def _is_backward(event: Event) -> bool:
 
 
 def _working(spans: list[Event]) -> list[Event]:
-    """Operators that did the work themselves: descend while callees take most of the time."""
+    """Operators that did the work themselves, found by their names, so that equal steps give equal items."""
     spans.sort(key=lambda e: (e["ts"], -e["dur"]))
     children: dict[int, list[int]] = {}
     roots: list[int] = []
@@ -159,12 +161,19 @@ def _working(spans: list[Event]) -> list[Event]:
         name = span["name"]
         if name in COLLECTIVES:
             continue
-        callees = sum(spans[child]["dur"] for child in inner)
-        if not PLAIN.match(name) or ENVELOPE.match(name) or callees >= DESCEND * span["dur"] > 0:
+        if not PLAIN.match(name) or ENVELOPE.match(name) or NO_WORK.match(name):
             pending.extend(reversed(inner))
-        elif not NO_WORK.match(name):
+        elif GEMM.match(name) or ATOMIC.search(name) or not _calls_work(spans, inner):
             chosen.append(span)
+        else:
+            pending.extend(reversed(inner))
     return chosen
+
+
+def _calls_work(spans: list[Event], inner: list[int]) -> bool:
+    """Return whether an operator's callees do its work: any that is more than a view or a copy."""
+    names = [spans[child]["name"] for child in inner]
+    return any(not NO_WORK.match(name) and not MINOR.match(name) for name in names)
 
 
 def _item_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from kareus.model.profile import KindName, StepSetting
 from kareus.schedule import CollectiveKey, Decision, Fingerprint, Path, Schedule
 
 BUDGETS = (4, 8, 16)  # thread blocks; with stock's own they span the curve, each costs a communicator
-MAX_BUCKETS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +61,15 @@ def default_settings(wrapper: str, capabilities: Mapping[str, Any]) -> tuple[Set
     return tuple(found)
 
 
-def schedule_for(setting: Setting, job: Fingerprint) -> Schedule:
-    """Return the schedule that gives every collective of a job this setting."""
+def schedule_for(setting: Setting, job: Fingerprint, observed: Sequence[CollectiveKey]) -> Schedule:
+    """Return the schedule that gives every collective of a job this setting.
+
+    Args:
+        job: its fingerprint. observed: collectives of one of its stock steps, in issue order.
+    """
     ctas = dict(setting.num_ctas)
     decisions = []
-    for key in _keys(job):
+    for key in observed:
         budget = ctas.get(key.kind)
         decision = Decision(
             collective=key,
@@ -82,15 +85,3 @@ def schedule_for(setting: Setting, job: Fingerprint) -> Schedule:
         separate_reduce_scatter_group=setting.separate,
         notes=(f"profiling: {setting.label}",),
     )
-
-
-def _keys(job: Fingerprint) -> list[CollectiveKey]:
-    if job.wrapper == "ddp":
-        # Buckets are only known after a step; decisions for some that never come do nothing.
-        return [
-            CollectiveKey(kind="all_reduce", unit=f"bucket.{i}", phase="backward") for i in range(MAX_BUCKETS)
-        ]
-    keys = [CollectiveKey(kind="all_gather", unit=u.name, phase="forward") for u in job.units]
-    keys += [CollectiveKey(kind="all_gather", unit=u.name, phase="backward") for u in reversed(job.units)]
-    keys += [CollectiveKey(kind="reduce_scatter", unit=u.name, phase="backward") for u in reversed(job.units)]
-    return keys

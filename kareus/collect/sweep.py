@@ -38,6 +38,7 @@ MAX_DROPPED = 1  # unsettled blocks for each setting before they are taken as th
 ENERGY_WINDOW_S = 3.0  # the counter of an H200 moves every 100 ms
 BUDGET_S = 300.0
 LINK_TIMEOUT_S = 60.0
+SETTLED_STEPS = 4  # DDP makes its final buckets in the first steps
 OBSERVE = 8  # steps a schedule may need before it is in force the first time
 
 
@@ -63,8 +64,7 @@ class Sweep:
 
     Args:
         session: the session. collector: the window that comes first, None where the file has a workload.
-        store: the profile under construction. runs: a parked session for each setting, by label.
-        budget_s: seconds to measure for.
+        store: the profile under construction. settings: what to try. budget_s: seconds to measure for.
     """
 
     def __init__(
@@ -72,20 +72,18 @@ class Sweep:
         session: Any,
         collector: Collector | None,
         store: Store,
-        runs: dict[str, Parking],
-        settings: dict[str, Setting],
+        settings: tuple[Setting, ...],
         budget_s: float,
     ) -> None:
         self._session, self._collector, self._store = session, collector, store
-        self._runs, self._settings, self._budget_s = runs, settings, budget_s
+        self._settings, self._budget_s = {s.label: s for s in settings}, budget_s
+        self._runs: dict[str, Parking] = {}
         self._own = Parking(session)
         self._active: Parking | None = None
         self._block: Block | None = None
         self._started = 0.0
         self._step_us = 0.0
-        # Rank 0's file counts: others may have another, or none.
-        earlier = session.pilot.exchange.gather({label: store.ratios(label) for label in runs})[0]
-        self._ratios: dict[str, list[float]] = earlier
+        self._ratios: dict[str, list[float]] = {}
         self._stock_us = math.nan
         self._since_stock = 99
         self._seen: set[str] = set()
@@ -140,9 +138,10 @@ class Sweep:
             self._active.session.step()
         block = self._block
         if block is None:
-            if not self._started:
+            if self._session.step_count >= SETTLED_STEPS:
+                self._prepare()
                 self._started = time.monotonic()
-            self._begin(STOCK)
+                self._begin(STOCK)
             return
         block.done += 1
         if block.done == block.head:
@@ -154,6 +153,26 @@ class Sweep:
             block.marks.append(self._mark())
         if block.done == block.head + block.steps:
             self._end(block)
+
+    def _prepare(self) -> None:
+        """Attach a session for each setting, all ranks at the same boundary; budgets get communicators now."""
+        from kareus.runtime import attach
+
+        session = self._session
+        self._own.park()
+        for label, setting in self._settings.items():
+            try:
+                plan = schedule_for(setting, session.fingerprint, session.observed)
+                run = Parking(attach(session.job.root, None, schedule=plan, mode="replay", guard=False))
+            except KareusError as error:  # raised on all ranks alike
+                log.warning("kareus: setting %r is left out: %s", label, error)
+                continue
+            run.park()
+            self._runs[label] = run
+        self._own.resume()
+        # Rank 0's file counts: others may have another, or none.
+        earlier = {label: self._store.ratios(label) for label in self._runs}
+        self._ratios = session.pilot.exchange.gather(earlier)[0]
 
     def _mark(self) -> Any:
         return self._session.conductor.timeline.mark(timing=True)
@@ -254,13 +273,11 @@ class Sweep:
 
 
 def start_sweep(session: Any, target: str) -> Sweep:
-    """Prepare every setting's communicators and the window; all ranks call it in `attach`.
+    """Open the profile and prepare the window; all ranks call it in `attach`.
 
     Raises:
         UsageError: the target is a directory, or the wrapper cannot be swept.
     """
-    from kareus.runtime import attach
-
     if Path(target).is_dir():
         raise UsageError(
             f"KAREUS_PROFILE={target} is a directory; give a file, as in KAREUS_PROFILE=profile.json"
@@ -273,19 +290,7 @@ def start_sweep(session: Any, target: str) -> Sweep:
     one_host = len(set(hosts)) == 1
     capable = facts.capabilities(job.device, one_host=one_host)
     store = _open_store(target, session, one_host)
-    settings = {s.label: s for s in default_settings(job.wrapper, capable)}
-    runs: dict[str, Parking] = {}
-    own = Parking(session)
-    own.park()
-    for label, setting in settings.items():
-        try:
-            plan = schedule_for(setting, session.fingerprint)
-            runs[label] = Parking(attach(job.root, None, schedule=plan, mode="replay", guard=False))
-        except KareusError as error:  # raised on all ranks alike
-            log.warning("kareus: setting %r is left out: %s", label, error)
-            continue
-        runs[label].park()
-    own.resume()
+    settings = default_settings(job.wrapper, capable)
     collector = None
     if exchange.gather(store.has_workload)[0]:
         store.keep_workload()
@@ -293,7 +298,7 @@ def start_sweep(session: Any, target: str) -> Sweep:
         folder = str(Path(target).with_suffix(".trace"))
         collector = Collector(job, folder, options_from(os.environ), make_link(LINK_TIMEOUT_S))
     budget = float(os.environ.get("KAREUS_PROFILE_BUDGET_S") or BUDGET_S)
-    return Sweep(session, collector, store, runs, settings, budget)
+    return Sweep(session, collector, store, settings, budget)
 
 
 def _open_store(target: str, session: Any, one_host: bool) -> Store:

@@ -231,10 +231,10 @@ def named_schedule(name: str, job: Job) -> Any:
         else:
             raise ValueError(f"{word!r} in arm {name!r}: not one of the words in gpu_arms.py")
 
-    def decision(kind: str, unit: str, phase: str, previous: str | None = None) -> Decision:
+    def decision(kind: str, unit: str, phase: str, before: str | None) -> Decision:
         point = None
-        if launch is not None and previous is not None:
-            point = LaunchPoint(module=f"{previous}.{launch[0]}", phase=phase, side=launch[1])
+        if launch is not None and before is not None:
+            point = LaunchPoint(module=f"{before}.{launch[0]}", phase=phase, side=launch[1])
         return Decision(
             collective=CollectiveKey(kind=kind, unit=unit, phase=phase),
             num_ctas=None if kind in engine else ctas.get(kind),
@@ -243,18 +243,14 @@ def named_schedule(name: str, job: Job) -> Any:
             serialise=kind in waits,
         )
 
-    if job.args.wrapper == "ddp":
-        decisions = [decision("all_reduce", f"bucket.{i}", "backward") for i in range(256)]
-    else:
-        decisions = [decision("all_gather", "", "forward")]
-        decisions += [
-            decision("all_gather", u, "forward", units[i - 1] if i else None) for i, u in enumerate(units)
-        ]
-        decisions += [
-            decision("all_gather", u, "backward", units[i + 1] if i + 1 < len(units) else None)
-            for i, u in reversed(list(enumerate(units)))
-        ]
-        decisions += [decision("reduce_scatter", u, "backward") for u in [*reversed(units), ""]]
+    def previous(key: CollectiveKey) -> str | None:
+        """The unit that computes before a gather's own does; launch points lie in it."""
+        if key.kind != "all_gather" or key.unit not in units:
+            return None
+        at = units.index(key.unit) + (-1 if key.phase == "forward" else 1)
+        return units[at] if 0 <= at < len(units) else None
+
+    decisions = [decision(key.kind, key.unit, key.phase, previous(key)) for key in job.observed]
     kept = tuple(d for d in decisions if not d.is_stock)
     return Schedule(fingerprint=described, decisions=kept, **whole)
 

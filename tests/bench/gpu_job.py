@@ -115,6 +115,17 @@ class Job:
             fully_shard(block, mp_policy=policy)
         return fully_shard(self.network, mp_policy=policy)
 
+    def observe(self) -> None:
+        """Learn which collectives a stock step issues; schedules can name only those."""
+        import kareus
+
+        session = kareus.attach(self.model, None, schedule=None)
+        for _ in range(4):  # DDP settles its buckets in the first steps
+            self.step()
+            session.step()
+        self.observed = session.observed
+        session.detach()
+
     def twin(self) -> Job:
         """The same job with a model of its own (torch cannot take a communication hook off a DDP model)."""
         other = copy.copy(self)

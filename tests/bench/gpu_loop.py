@@ -23,6 +23,7 @@ def run_loop(job: Job) -> int:
     out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"schema": "kareus.bench_two_gpus/1", "bench": "loop", "checks": {}}
     checks: dict[str, Any] = result["checks"]
+    job.observe()
     schedule = Schedule.load(args.schedule) if args.schedule else all_knobs(job)
 
     job.say("stock")

@@ -76,8 +76,7 @@ def run_arms(job: Job) -> int:
     job.say(
         f"{job.size_name} {args.wrapper} batch {args.batch} link {args.link}: {len(names)} arms beside stock"
     )
-    for _ in range(2):
-        job.step()  # kernels are chosen, optimizer state exists
+    job.observe()  # kernels are chosen now, and optimizer state exists
     job.sync()
     saved = job.snapshot()
     bench.snapshot_mb = sum(t.numel() * t.element_size() for t in saved) / 1e6
