@@ -161,7 +161,8 @@ def products(many: Sequence[list[int] | None]) -> I64:
         table = np.zeros(0, np.int64)
     if table.ndim != 2 or (len(table) and (table.min() < 0 or table.max() >= 2**20)):
         return np.array([_product(dims) for dims in many], np.int64)
-    return np.minimum(table.prod(axis=1), 2**31 - 1)
+    counts: I64 = np.minimum(table.prod(axis=1), 2**31 - 1)
+    return counts
 
 
 def _product(dims: list[int] | None) -> int:
