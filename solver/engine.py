@@ -17,6 +17,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from solver.bounds.labels import exact_optimum
+from solver.bounds.levels import LevelSearch
 from solver.bounds.tree import PatternTree
 from solver.check import judge, require_valid
 from solver.errors import ContradictionError
@@ -87,7 +88,9 @@ class Engine:
         self.settings = settings
         self.tables = build_tables(worst_case(problem) if settings.robust else problem)
         self.last: Ints | None = None
-        self._tree = None if self.tables is None else PatternTree(self.tables)
+        self._search: LevelSearch | PatternTree | None = None
+        if self.tables is not None:
+            self._search = LevelSearch(self.tables) if problem.governed else PatternTree(self.tables)
 
     def solve(
         self,
@@ -110,7 +113,7 @@ class Engine:
             ContradictionError: two methods disagree.
         """
         began = time.monotonic()
-        if self.tables is None or self._tree is None:
+        if self.tables is None or self._search is None:
             return _no_plan(Status.INFEASIBLE, objective, "memory: a span has no option within it", began)
         tables = replace(self.tables, problem=replace(self.tables.problem, limits=limits))
         run = _Run(self, tables, objective, began, time_limit_s, progress)
@@ -118,7 +121,7 @@ class Engine:
         if find_spec("ortools") is None:
             run.offer(best_greedy(tables, run.goal))
             return run.result(Status.HEURISTIC, 0.0, "")
-        solution = run.prove(self._tree)
+        solution = run.prove(self._search)
         self.last = run.best
         return solution
 
@@ -172,7 +175,7 @@ class _Run:
             )
         )
 
-    def prove(self, tree: PatternTree) -> Solution:
+    def prove(self, tree: LevelSearch | PatternTree) -> Solution:
         proofs: dict[str, float] = {}
         if self.settings.tree:
             proofs["lagrangian"] = self._search(tree)
@@ -195,7 +198,7 @@ class _Run:
         status = Status.OPTIMAL if proven else Status.FEASIBLE if self.best is not None else Status.UNKNOWN
         return self.result(status, bound, "+".join(agreed or proofs))
 
-    def _search(self, tree: PatternTree) -> float:
+    def _search(self, tree: LevelSearch | PatternTree) -> float:
         exact = self.settings.deterministic_time is not None
         share = 0.6 if self.settings.cpsat else 1.0
         found = tree.search(
@@ -213,24 +216,23 @@ class _Run:
             self.offer(best_greedy(self.tables, self.goal))
         return _whole(found.bound)
 
-    def _cpsat(self, tree: PatternTree) -> float:
+    def _cpsat(self, tree: LevelSearch | PatternTree) -> float:
         """Run CP-SAT; its bound speaks for the stays it models, the tree's for plans with more.
 
         Where plans with more stays cannot be excluded, it runs again with more segments.
         """
-        segments, beyond = 1, math.inf
-        if not (self.tables.one_clock or self.tables.free_switches):
-            stays = 1 if self.best is None else _stays(self.tables, self.best)
-            segments = min(max(stays + 1, _LEAST_SEGMENTS), len(self.tables.chain))
-            beyond = _whole(tree.bound_beyond(self.goal, segments))
+        if not isinstance(tree, PatternTree) or self.tables.one_clock or self.tables.free_switches:
+            return self._cpsat_once(1)
+        stays = 1 if self.best is None else _stays(self.tables, self.best)
+        segments = min(max(stays + 1, _LEAST_SEGMENTS), len(self.tables.chain))
+        room = min(_MOST_SEGMENTS, len(self.tables.chain))
         while True:
+            beyond = _whole(tree.bound_beyond(self.goal, segments))
             bound = self._cpsat_once(segments)
-            room = min(_MOST_SEGMENTS, len(self.tables.chain))
             settled = beyond >= min(bound, self.value * (1 - self.settings.gap))
             if settled or segments >= room or self.interrupted or time.monotonic() > self.until:
                 return min(bound, beyond)
             segments = room
-            beyond = _whole(tree.bound_beyond(self.goal, segments))
 
     def _cpsat_once(self, segments: int) -> float:
         from solver.cpsat.run import Effort, run_cpsat
@@ -251,8 +253,8 @@ class _Run:
         if outcome.picked is not None:
             self._expect_valid(outcome.picked)
             self.offer(outcome.picked)
-        elif not outcome.proven and time.monotonic() < self.until - 0.2 and self.best is None:
-            self.interrupted = self.settings.deterministic_time is None
+        if not outcome.proven and self.settings.deterministic_time is None:
+            self.interrupted = time.monotonic() < self.until - 0.2  # OR-Tools takes Ctrl-C for itself
         return outcome.bound
 
     def _expect_valid(self, picked: Ints) -> None:

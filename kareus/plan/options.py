@@ -153,7 +153,9 @@ def option_table(
     """Enumerate and price a span kind at every clock level, and keep what can be optimal.
 
     `pause_us` is added to every setting: launch gaps that no setting changes. Times and energies are
-    rounded up, so no plan is promised to be better than the table.
+    rounded up, so no plan is promised to be better than the table. Where the clock is not ours, a setting
+    that is worth keeping at one level is kept at all of them: which level the GPU will run follows from what
+    the same settings draw at the next one.
     """
     settings = enumerate_settings(span, collectives, cost, knobs)
     stock = settings.num_ctas[0], settings.position[0]
@@ -163,9 +165,12 @@ def option_table(
     keys = [ladder_key(collectives[m.row]) for m in span.collectives]
     options: list[Option] = []
     rows: list[int] = []
-    for level, costs in enumerate(_price(work, pause_us, settings, cost, clocks_mhz)):
-        kept = _non_dominated(costs, changes, always=(0, 1) if len(settings) > 1 else (0,))
-        for row in kept:
+    priced = _price(work, pause_us, settings, cost, clocks_mhz)
+    kept = [_non_dominated(costs, changes, always=(0, 1) if len(settings) > 1 else (0,)) for costs in priced]
+    if knobs.clocks == "off":
+        kept = [sorted(set().union(*kept))] * len(priced)
+    for level, costs in enumerate(priced):
+        for row in kept[level]:
             options.append(_option(costs, settings, stock[0], changes, keys, int(row), level))
             rows.append(int(row))
     return OptionTable(

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from solver.bounds.found import Found
 from solver.bounds.hull import Hull, Linear
 from solver.bounds.oracle import Oracle, Shape
 from solver.bounds.positions import cut_positions, repeats
@@ -44,23 +45,6 @@ class Node:
     hull: Hull = field(default_factory=Hull)
     children: list[Node] = field(default_factory=list)
     parted: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
-    """What the search proved.
-
-    Attributes:
-        picked: best plan as table rows, None without one. value: its objective, infinite without one.
-        bound: proven lower bound of the objective, infinite when proven infeasible.
-        nodes: nodes looked at. interrupted: whether the user stopped it.
-    """
-
-    picked: Ints | None
-    value: float
-    bound: float
-    nodes: int
-    interrupted: bool
 
 
 class PatternTree:

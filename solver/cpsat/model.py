@@ -50,9 +50,12 @@ class Model:
     switches: Expr = 0
     energy_mj: Var = field(init=False)
 
-    def minimise(self, objective: Objective) -> None:
-        """State the objective."""
-        self.cp.minimize(self.time_us if objective is Objective.TIME else self.energy_mj)
+    def minimise(self, objective: Objective, at_most: int | None = None) -> None:
+        """State the objective, and the most it may be where a plan is known already."""
+        value = self.time_us if objective is Objective.TIME else self.energy_mj
+        if at_most is not None:
+            self.cp.add(value <= at_most)
+        self.cp.minimize(value)
 
 
 def build_model(tables: Tables, num_segments: int) -> Model:

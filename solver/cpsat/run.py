@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -69,29 +71,55 @@ def run_cpsat(
         hint: table rows to start from. on_solution: called with (value, bound) at every better plan.
     """
     if not tables.problem.governed:
-        return _one(tables, objective, effort, num_segments, 0, hint, on_solution)
-    found: list[tuple[float, Outcome, Ints]] = []
-    outcomes: list[Outcome] = []
-    for level in range(tables.num_clocks - 1, -1, -1):
+        return _one(tables, objective, effort, num_segments, hint=hint, on_solution=on_solution)
+    return _every_level(tables, objective, effort, hint, on_solution)
+
+
+def _every_level(
+    tables: Tables,
+    objective: Objective,
+    effort: Effort,
+    hint: Ints | None,
+    on_solution: Callable[[float, float], None] | None,
+) -> Outcome:
+    """One model for each level of a governed clock, the known plan's level first.
+
+    Once a plan is known, the models of other levels only have to show that they hold none that is better by
+    more than the gap.
+    """
+    until = time.monotonic() + effort.time_limit_s
+    best, value, bound, proven = None, math.inf, math.inf, True
+    first = -1 if hint is None else int(tables.kinds[tables.chain[0]].clock[hint[0]])
+    order = sorted(range(tables.num_clocks), key=lambda f: (f != first, -f))
+    for level in order:
         masks = [t.clock == level for t in tables.kinds]
         part = restrict(tables, masks)
         if part is None:
             continue
-        outcome = _one(part, objective, effort, 1, level, None, on_solution)
-        outcomes.append(outcome)
+        rows = [np.flatnonzero(mask) for mask in masks]
+        below = None if best is None else math.floor(value * (1 - effort.relative_gap))
+        known = None
+        if level == first and hint is not None:
+            known = np.array(
+                [int(np.searchsorted(rows[k], m)) for k, m in zip(tables.chain, hint, strict=True)], np.int64
+            )
+        left = replace(effort, time_limit_s=until - time.monotonic())
+        outcome = _one(
+            part, objective, left, 1, level=level, below=below, hint=known, on_solution=on_solution
+        )
+        proven = proven and outcome.proven
+        if outcome.infeasible and below is not None:
+            bound = min(bound, below + 1)
+        elif not outcome.infeasible:
+            bound = min(bound, outcome.bound)
         if outcome.picked is not None:
-            rows = [np.flatnonzero(mask) for mask in masks]
             picked = np.array(
                 [rows[k][m] for k, m in zip(tables.chain, outcome.picked, strict=True)], np.int64
             )
-            found.append((_value(part, objective, outcome.picked), outcome, picked))
-    bound = min((o.bound for o in outcomes if not o.infeasible), default=float("inf"))
-    proven = all(o.proven for o in outcomes)
-    if not found:
-        return Outcome(
-            picked=None, bound=bound, proven=proven, infeasible=all(o.infeasible for o in outcomes)
-        )
-    return Outcome(picked=min(found, key=lambda f: f[0])[2], bound=bound, proven=proven)
+            found = _value(part, objective, outcome.picked)
+            if found < value:
+                best, value = picked, found
+    return Outcome(picked=best, bound=bound, proven=proven, infeasible=proven and best is None)
 
 
 def _value(tables: Tables, objective: Objective, picked: Ints) -> float:
@@ -103,13 +131,16 @@ def _one(
     objective: Objective,
     effort: Effort,
     num_segments: int,
-    level: int,
+    *,
     hint: Ints | None,
     on_solution: Callable[[float, float], None] | None,
+    level: int = 0,
+    below: int | None = None,
 ) -> Outcome:
+    """Build and solve one model; `level` is that of a governed model, `below` the most a plan may cost."""
     model = build_model(tables, num_segments)
     add_limits(model, level)
-    model.minimise(objective)
+    model.minimise(objective, below)
     if hint is not None:
         add_hint(model, hint)
     solver, status = solve_model(model.cp, effort, on_solution)
