@@ -117,6 +117,7 @@ def build_tables(problem: Problem) -> Tables | None:
     as good in everything a limit or the tie-break could ask for. A governed clock and a dwell reward slower
     options, so there nothing is dropped for being slow.
     """
+    problem = _without_idle_dwell(problem)
     rungs = tuple(sorted({r for kind in problem.kinds for o in kind.options for r in o.rungs}))
     rung_id = {r: i for i, r in enumerate(rungs)}
     used = sorted(set(problem.chain))
@@ -147,6 +148,16 @@ def build_tables(problem: Problem) -> Tables | None:
     place = {k: i for i, k in enumerate(used)}
     chain = np.array([place[k] for k in problem.chain], np.int64)
     return Tables(problem=problem, kinds=tuple(kinds), chain=chain, rungs=rungs)
+
+
+def _without_idle_dwell(problem: Problem) -> Problem:
+    """The same problem at one clock where a cyclic step is too short for two stays of the minimum dwell."""
+    if not (problem.min_dwell_us and problem.cyclic):
+        return problem
+    longest = [max(o.time_us + o.carry_us for o in kind.options) for kind in problem.kinds]
+    if sum(longest[k] for k in problem.chain) >= 2 * problem.min_dwell_us:
+        return problem
+    return replace(problem, uniform_clock=True, min_dwell_us=0)
 
 
 def _undominated(problem: Problem, kind: int, rows: list[int]) -> list[int]:
