@@ -174,6 +174,29 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     source: Literal["measured", "predicted", "bound"]
 
 
+class Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What the solver knows about its plan, by its own option tables; the bound itself is an `Effect`.
+
+    Attributes:
+        status: "optimal" (the bound is met within 0.1 %, confirmed by two methods), "feasible" (a plan with a
+            bound), "heuristic" (no proof) or "unknown".
+        objective: "energy" or "time", what was made small.
+        certificate: methods that confirm the bound, joined by "+"; "" without proof.
+        gap: (value - bound) / value. solve_s: wall seconds.
+        worst_time_us, worst_energy_j: of the plan in the 90 % worst case of the cost model's intervals.
+        close_by: plans of other decisions that the tables cannot tell from this one; measure them too.
+    """
+
+    status: str
+    objective: Literal["energy", "time"]
+    certificate: str = ""
+    gap: float = 1.0
+    solve_s: float = 0.0
+    worst_time_us: float | None = None
+    worst_energy_j: float | None = None
+    close_by: int = 0
+
+
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A plan for every step of a job. `Schedule.load` and `save` are the only ways to and from a file.
 
@@ -187,7 +210,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ddp_bucket_cap_mb_list: sizes of single buckets in order (torch >= 2.11); empty leaves it alone.
         clocks: clock regions; carried out only with `clocks="apply"`.
         compute_sm_margin: SMs kept free of GEMMs (BLAS carve-out); None is off.
-        stock, predicted, bound: effects the solver worked with.
+        stock, predicted, bound: effects the solver worked with. proof: how sure it is; None unknown.
         verified: the cost model was fitted from a profile of this kind of GPU.
         notes: sentences for people, shown by `kareus report`.
     """
@@ -205,6 +228,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stock: Effect | None = None
     predicted: Effect | None = None
     bound: Effect | None = None
+    proof: Proof | None = None
     verified: bool = False
     notes: tuple[str, ...] = ()
     schema: str = SCHEMA
@@ -226,7 +250,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def digest(self) -> str:
         """Return a SHA-256 over everything that changes execution (not notes or predictions)."""
         core: dict[str, Any] = msgspec.to_builtins(self)
-        for name in ("stock", "predicted", "bound", "notes", "verified"):
+        for name in ("stock", "predicted", "bound", "proof", "notes", "verified"):
             core.pop(name, None)
         core["fingerprint"].pop("conditions", None)
         return hashlib.sha256(msgspec.json.encode(core, order="deterministic")).hexdigest()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from kareus.plan.problem import StepProblem
-from kareus.schedule import ClockRegion, Decision, Effect, LaunchPoint, Path, Schedule
+from kareus.schedule import ClockRegion, Decision, Effect, LaunchPoint, Path, Proof, Schedule
 from kareus.trace.identity import collective_key, fingerprint
 from kareus.trace.types import Phase, SpanCollective
 
@@ -18,6 +18,7 @@ class Effects:
     stock: Effect
     predicted: Effect
     bound: Effect | None
+    proof: Proof | None = None
 
 
 def lower(
@@ -36,10 +37,31 @@ def lower(
         conditions: versions and hardware of the recording, for warnings at attach.
         notes: sentences for people.
     """
+    rows = tuple(
+        int(step.tables[kind].row[choice]) for kind, choice in zip(step.problem.chain, choices, strict=True)
+    )
+    return Schedule(
+        fingerprint=fingerprint(step.graph, conditions),
+        decisions=decisions_of(step, rows),
+        clocks=_clock_regions(step, choices),
+        stock=effects.stock,
+        predicted=effects.predicted,
+        bound=effects.bound,
+        proof=effects.proof,
+        verified=step.cost.verified,
+        notes=notes,
+    )
+
+
+def decisions_of(step: StepProblem, rows: tuple[int, ...]) -> tuple[Decision, ...]:
+    """Return what differs from stock, in issue order.
+
+    Args:
+        step: the problem. rows: setting of each span, a row of its table's `settings`.
+    """
     decisions: list[Decision] = []
-    for span, kind, choice in zip(step.spans, step.problem.chain, choices, strict=True):
+    for span, kind, row in zip(step.spans, step.problem.chain, rows, strict=True):
         table = step.tables[kind]
-        row = int(table.row[choice])
         for slot, member in enumerate(span.collectives):
             decision = _decision(
                 step,
@@ -51,16 +73,7 @@ def lower(
             )
             if decision is not None and not decision.is_stock:
                 decisions.append(decision)
-    return Schedule(
-        fingerprint=fingerprint(step.graph, conditions),
-        decisions=tuple(decisions),
-        clocks=_clock_regions(step, choices),
-        stock=effects.stock,
-        predicted=effects.predicted,
-        bound=effects.bound,
-        verified=step.cost.verified,
-        notes=notes,
-    )
+    return tuple(decisions)
 
 
 def _decision(

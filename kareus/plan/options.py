@@ -55,16 +55,22 @@ class OptionTable:
     Attributes:
         kind: options for the solver; option i is setting `row[i]` at `clocks_mhz[i]`.
         settings: all settings enumerated. row: int[len(options)].
+        ladders: communicator family of each collective, see `ladder_key`.
         stock_row, serial_row: settings that are stock, and stock serialised.
-        costs_at: (setting, clock) pairs priced, a count for reports.
+        priced: (setting, clock) pairs priced, a count for reports.
     """
 
     kind: SpanKind
     settings: Settings
     row: NDArray[np.int64]
+    ladders: tuple[str, ...]
     stock_row: int
     serial_row: int
     priced: int
+
+    def rungs(self, row: int) -> frozenset[tuple[str, int]]:
+        """(ladder, budget) of each communicator a setting needs beyond stock's."""
+        return _rungs(self.ladders, self.settings.num_ctas[row], self.settings.num_ctas[self.stock_row])
 
 
 def stock_ctas(collective: CollectiveOp, cost: CostModel) -> int:
@@ -162,7 +168,7 @@ def option_table(
     changes = ((settings.num_ctas != stock[0]) | (settings.position != stock[1])).sum(
         axis=1
     ) + settings.serialise
-    keys = [ladder_key(collectives[m.row]) for m in span.collectives]
+    keys = tuple(ladder_key(collectives[m.row]) for m in span.collectives)
     options: list[Option] = []
     rows: list[int] = []
     priced = _price(work, pause_us, settings, cost, clocks_mhz)
@@ -177,6 +183,7 @@ def option_table(
         kind=SpanKind(name=name, options=tuple(options), stock=rows.index(0)),
         settings=settings,
         row=np.array(rows, np.int64),
+        ladders=keys,
         stock_row=0,
         serial_row=min(1, len(settings) - 1),
         priced=len(settings) * len(clocks_mhz),
@@ -226,20 +233,27 @@ def _non_dominated(costs: SpanCosts, changes: NDArray[np.int64], always: tuple[i
     return [*always, *(row for row in kept if row not in always)]
 
 
+def _rungs(
+    keys: tuple[str, ...], num_ctas: NDArray[np.int64], stock: NDArray[np.int64]
+) -> frozenset[tuple[str, int]]:
+    """Communicators to be made: neither stock's own nor the copy engine, which needs none."""
+    return frozenset(
+        (key, int(ctas))
+        for key, ctas, usual in zip(keys, num_ctas, stock, strict=True)
+        if ctas != usual and ctas > 0
+    )
+
+
 def _option(
     costs: SpanCosts,
     settings: Settings,
     stock: NDArray[np.int64],
     changes: NDArray[np.int64],
-    keys: list[str],
+    keys: tuple[str, ...],
     row: int,
     level: int,
 ) -> Option:
-    rungs = {
-        (key, int(ctas))
-        for key, ctas, usual in zip(keys, settings.num_ctas[row], stock, strict=True)
-        if ctas != usual and ctas > 0
-    }
+    rungs = _rungs(keys, settings.num_ctas[row], stock)
     return Option(
         label=str(row),
         clock=level,

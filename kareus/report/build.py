@@ -171,8 +171,15 @@ def _planned(schedule: Schedule) -> Effect | None:
 
 
 def _solver(schedule: Schedule) -> SolverFacts | None:
-    """The gap is worked out from the schedule's own figures; a schedule written by hand has none."""
-    plan, bound = schedule.predicted, schedule.bound
+    """What the solver wrote down; for a schedule without it, the gap by the schedule's own figures."""
+    plan, bound, proof = schedule.predicted, schedule.bound, schedule.proof
+    if proof is not None:
+        return SolverFacts(
+            status=proof.status,
+            gap=proof.gap if proof.certificate else None,
+            certificate=proof.certificate,
+            solve_s=proof.solve_s,
+        )
     if plan is None:
         return None
     if bound is None:
