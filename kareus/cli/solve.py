@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from kareus.cli.inputs import StepInput, add_step_arguments, read_step
@@ -39,6 +40,14 @@ def add_parser(subparsers: Any) -> None:
     goal.add_argument("--energy-budget-j", type=float, help="least time within this energy per GPU and step")
     parser.add_argument(
         "--frontier", metavar="FILE", help="also write the time-energy frontier (kareus.step_frontier/1)"
+    )
+    parser.add_argument(
+        "--finalists",
+        type=int,
+        default=0,
+        metavar="N",
+        help="also write up to N other schedules that the model cannot tell from the chosen one, as FILE with "
+        "-1, -2, ... before its suffix: measure them too",
     )
     parser.add_argument(
         "--clocks",
@@ -78,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e12:
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: expected a positive number")
+    if args.finalists < 0:
+        raise UsageError(f"--finalists {args.finalists}: expected 0 or more")
     goal = Goal(
         max_slowdown=percent(args.max_slowdown),
         deadline_us=None if args.deadline_ms is None else args.deadline_ms * 1000,
@@ -98,6 +109,7 @@ def run(args: argparse.Namespace) -> int:
             progress=progress,
         )
     plan.schedule.save(args.output)
+    _save_finalists(plan, args.output, args.finalists)
     if args.frontier:
         write_document(args.frontier, frontier_document(plan))
     document = solve_document(plan, step)
@@ -107,6 +119,12 @@ def run(args: argparse.Namespace) -> int:
         print(step.profile_note, file=sys.stderr)
         print_solve(document, output=args.output)
     return 0
+
+
+def _save_finalists(plan: Plan, output: str, most: int) -> None:
+    target = Path(output)
+    for number, schedule in enumerate(plan.improved.finalists[:most] if plan.improved else (), start=1):
+        schedule.save(str(target.with_name(f"{target.stem}-{number}{target.suffix}")))
 
 
 def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
@@ -131,6 +149,18 @@ def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
         "simulated": {
             "stock": {"time_us": plan.stock_simulation.time_us, "energy_j": plan.stock_simulation.energy_j},
             "scheduled": {"time_us": plan.simulation.time_us, "energy_j": plan.simulation.energy_j},
+        },
+        "worst_case": {
+            "time_us": solution.worst_time_us,
+            "energy_j": solution.worst_energy_mj / 1000,
+        },
+        "improver": None
+        if plan.improved is None
+        else {
+            "gain": plan.improved.gain,
+            "moves": plan.improved.moves,
+            "evaluations": plan.improved.evaluations,
+            "finalists": len(plan.improved.finalists),
         },
         "composition_error": {"stock": plan.composition_error[0], "scheduled": plan.composition_error[1]},
         "verified": plan.schedule.verified,
@@ -164,6 +194,8 @@ def frontier_document(plan: Plan) -> dict[str, Any]:
                 "bound_j": point.bound / 1000 if point.objective == "energy" else None,
                 "gap": point.gap,
                 "certificate": point.certificate,
+                "worst_time_us": point.worst_time_us,
+                "worst_energy_j": point.worst_energy_mj / 1000,
             }
             for point in traced.points
         ],

@@ -85,6 +85,8 @@ def print_solve(document: Mapping[str, Any], *, output: str, file: IO[str] | Non
     facts = [
         ("proof", _proof(document)),
         ("simulated", _simulated(document)),
+        ("improver", _improver(document)),
+        ("worst case", _worst_case(document)),
         ("schedule", _wrote(document, output)),
         ("costs", document.get("costs", "")),
         ("kept stock", document.get("kept_stock", "")),
@@ -192,6 +194,26 @@ def _simulated(document: Mapping[str, Any]) -> str:
     if error.get("scheduled") is not None:
         words += f"; sum of its spans off by {signed_percent(error['scheduled'])}"
     return words
+
+
+def _improver(document: Mapping[str, Any]) -> str:
+    found = document.get("improver")
+    if not found:
+        return ""
+    words = (
+        f"local search on the simulated step gained {percent(found['gain'], 2)} over the plan made span by span "
+        f"({found['evaluations']} steps simulated)"
+    )
+    if found["finalists"]:
+        words += f"; {found['finalists']} other plans are within noise, see --finalists"
+    return words
+
+
+def _worst_case(document: Mapping[str, Any]) -> str:
+    worst = document.get("worst_case")
+    if not worst or not worst["time_us"]:
+        return ""
+    return f"{ms(worst['time_us'])}, {joules(worst['energy_j'])}: every cost at its 90 % upper figure"
 
 
 def _wrote(document: Mapping[str, Any], output: str) -> str:
