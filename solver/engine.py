@@ -19,8 +19,9 @@ import numpy as np
 from solver.bounds.labels import exact_optimum
 from solver.bounds.levels import LevelSearch
 from solver.bounds.tree import PatternTree
-from solver.check import judge, require_valid
+from solver.check import Judged, judge, require_valid
 from solver.errors import ContradictionError
+from solver.governor import settled
 from solver.heuristic import best_greedy
 from solver.plan import Goal, calm, totals_of
 from solver.problem import Limits, Problem
@@ -300,8 +301,8 @@ class _Run:
             raise ContradictionError(
                 f"the judge finds {judged_value} {optimised.violations}, the model {value}"
             )
-        free = replace(self.engine.problem, limits=Limits(), governed=False)
-        nominal, worst = judge(free, choices), judge(worst_case(free), choices)
+        choices, nominal = _at_own_clock(self.engine.problem, choices)
+        _, worst = _at_own_clock(worst_case(self.engine.problem), choices)
         return Solution(
             status=status,
             objective=objective,
@@ -318,6 +319,12 @@ class _Run:
             interrupted=self.interrupted,
             solve_s=time.monotonic() - self.began,
         )
+
+
+def _at_own_clock(problem: Problem, choices: tuple[int, ...]) -> tuple[tuple[int, ...], Judged]:
+    """The plan at the clock it runs at by a problem's figures, and what it then amounts to."""
+    choices = settled(problem, choices)
+    return choices, judge(replace(problem, limits=Limits(), governed=False), choices)
 
 
 def _stays(tables: Tables, picked: Ints) -> int:

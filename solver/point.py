@@ -59,29 +59,33 @@ def explain(problem: Problem, settings: Settings) -> str:
     limits = problem.limits
     found: list[str] = []
 
-    def ask(objective: Objective, without: dict[str, None]) -> Solution:
-        free = replace(limits, **without)
-        engine = Engine(replace(problem, limits=free, governed=False), replace(settings, tie=0.0))
+    def ask(objective: Objective, free: Limits) -> Solution:
+        governed = problem.governed and free.average_power_mw is not None
+        engine = Engine(replace(problem, limits=free, governed=governed), replace(settings, tie=0.0))
         return engine.solve(objective, free, time_limit_s=1.0)
 
     if limits.time_us is not None:
-        least = ask(Objective.TIME, {"time_us": None})
+        least = ask(Objective.TIME, replace(limits, time_us=None))
         if least.choices:
             value = least.worst_time_us if settings.robust else least.time_us
             if value > limits.time_us:
                 found.append(f"time: at least {value} us is needed, the limit is {limits.time_us} us")
     if limits.energy_mj is not None:
-        least = ask(Objective.ENERGY, {"energy_mj": None})
+        least = ask(Objective.ENERGY, replace(limits, energy_mj=None))
         if least.choices:
             value = least.worst_energy_mj if settings.robust else least.energy_mj
             if value > limits.energy_mj:
                 found.append(f"energy: at least {value} mJ is needed, the limit is {limits.energy_mj} mJ")
-    if limits.average_power_mw is not None and ask(Objective.TIME, {"average_power_mw": None}).choices:
+    cap = limits.average_power_mw
+    explained = problem.governed and found  # the governor holds its limit by itself
+    if (
+        cap is not None
+        and not explained
+        and ask(Objective.TIME, replace(limits, average_power_mw=None)).choices
+    ):
         least_mw = _least_power(problem, settings)
-        found.append(
-            f"average power: at least {least_mw} mW is needed, the limit is {limits.average_power_mw} mW"
-        )
-    if limits.memory_bytes is not None and ask(Objective.TIME, {"memory_bytes": None}).choices:
+        found.append(f"average power: at least {least_mw} mW is needed, the limit is {cap} mW")
+    if limits.memory_bytes is not None and ask(Objective.TIME, replace(limits, memory_bytes=None)).choices:
         found.append(f"memory: {limits.memory_bytes} bytes are not enough for any plan")
     return "; ".join(found) or "the limits contradict each other only in combination"
 
