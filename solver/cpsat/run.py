@@ -71,7 +71,8 @@ def run_cpsat(
         hint: table rows to start from. on_solution: called with (value, bound) at every better plan.
     """
     if not tables.problem.governed:
-        return _one(tables, objective, effort, num_segments, hint=hint, on_solution=on_solution)
+        below = None if hint is None else math.floor(_value(tables, objective, hint))
+        return _one(tables, objective, effort, num_segments, below=below, hint=hint, on_solution=on_solution)
     return _every_level(tables, objective, effort, hint, on_solution)
 
 
@@ -108,10 +109,7 @@ def _every_level(
             part, objective, left, 1, level=level, below=below, hint=known, on_solution=on_solution
         )
         proven = proven and outcome.proven
-        if outcome.infeasible and below is not None:
-            bound = min(bound, below + 1)
-        elif not outcome.infeasible:
-            bound = min(bound, outcome.bound)
+        bound = min(bound, outcome.bound)
         if outcome.picked is not None:
             picked = np.array(
                 [rows[k][m] for k, m in zip(tables.chain, outcome.picked, strict=True)], np.int64
@@ -145,7 +143,9 @@ def _one(
         add_hint(model, hint)
     solver, status = solve_model(model.cp, effort, on_solution)
     if status == cp_model.INFEASIBLE:
-        return Outcome(picked=None, bound=float("inf"), proven=True, infeasible=True)
+        if below is not None:  # nothing is better than the plan that is known
+            return Outcome(picked=None, bound=below, proven=True)
+        return Outcome(picked=None, bound=math.inf, proven=True, infeasible=True)
     if status == cp_model.UNKNOWN:
         return Outcome(picked=None, bound=solver.best_objective_bound, proven=False)
     return Outcome(

@@ -68,6 +68,17 @@ def published(size: str) -> dict[str, int | None]:
     return optima
 
 
+def best_known(size: str) -> dict[str, int | None]:
+    """Best published makespan of each j30 instance by file name; not all of them are proven optimal."""
+    best: dict[str, int | None] = {}
+    for line in (DATA / f"{size}hrs.mm").read_text().splitlines():
+        fields = line.split(",")
+        if len(fields) >= 4 and fields[0].strip().isdigit():
+            parameter, instance, makespan = (int(x) for x in fields[:3])
+            best[f"{size}{parameter}_{instance}.mm"] = makespan
+    return best
+
+
 def expect_published(size: str, step: int) -> None:
     optima = published(size)
     files = sorted((DATA / size).glob("*.mm"))[::step]
