@@ -77,33 +77,34 @@ def explain(problem: Problem, settings: Settings) -> str:
             if value > limits.energy_mj:
                 found.append(f"energy: at least {value} mJ is needed, the limit is {limits.energy_mj} mJ")
     cap = limits.average_power_mw
-    explained = problem.governed and found  # the governor holds its limit by itself
-    if (
-        cap is not None
-        and not explained
-        and ask(Objective.TIME, replace(limits, average_power_mw=None)).choices
-    ):
-        least_mw = _least_power(problem, settings)
-        found.append(f"average power: at least {least_mw} mW is needed, the limit is {cap} mW")
+    if cap is not None and not (problem.governed and found):  # the governor holds its limit by itself
+        least = ask(Objective.TIME, replace(limits, average_power_mw=None))
+        if least.choices and least.time_us:
+            least_mw = _least_power(problem, settings, least, cap)
+            found.append(f"average power: about {least_mw} mW is needed, the limit is {cap} mW")
     if limits.memory_bytes is not None and ask(Objective.TIME, replace(limits, memory_bytes=None)).choices:
         found.append(f"memory: {limits.memory_bytes} bytes are not enough for any plan")
     return "; ".join(found) or "the limits contradict each other only in combination"
 
 
-def _least_power(problem: Problem, settings: Settings) -> int:
-    """Smallest average power any plan reaches under the other limits, by bisection on the limit (mW)."""
-    low = high = problem.limits.average_power_mw or 1
-    for _ in range(40):
-        if _possible(problem, settings, high):
-            break
-        low, high = high, high * 2
-    while high - low > max(low // 1000, 1):
-        middle = (low + high) // 2
+def _least_power(problem: Problem, settings: Settings, known: Solution, low_mw: int) -> int:
+    """Smallest average power (mW) any plan reaches under the other limits, by bisection to 0.1 %.
+
+    Args:
+        problem, settings: as for `explain`. known: a plan within the other limits.
+        low_mw: a limit that no plan meets.
+    """
+    energy, time_us = known.energy_mj, known.time_us
+    if settings.robust:
+        energy, time_us = known.worst_energy_mj, known.worst_time_us
+    high_mw = -(-energy * 1_000_000 // time_us)
+    while high_mw - low_mw > max(low_mw // 1000, 1):
+        middle = (low_mw + high_mw) // 2
         if _possible(problem, settings, middle):
-            high = middle
+            high_mw = middle
         else:
-            low = middle
-    return high
+            low_mw = middle
+    return high_mw
 
 
 def _possible(problem: Problem, settings: Settings, cap_mw: int) -> bool:
