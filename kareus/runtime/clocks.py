@@ -1,4 +1,4 @@
-"""Clocks of regions: tells the governor what training has issued, and reads energy and clock.
+"""Clocks of regions: tells the governor what training has issued.
 
 Only used with `clocks="apply"`. The governor (kareus.device) does the rest off the training thread: it
 follows the events recorded here, keeps its dwell, and undoes everything on every way out.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from kareus.runtime.fingerprint import Job
+from kareus.runtime.energy import MeterSampler
 from kareus.runtime.records import Tally
 from kareus.schedule import ClockRegion, LaunchPoint, Schedule
 
@@ -25,43 +25,6 @@ class GovernorLike(Protocol):
 
     def stop(self, timeout_s: float = 10.0) -> Any:
         """Undo everything and end."""
-
-
-class MeterSampler:
-    """Energy and SM clock of this rank's GPU from its meter; None where it has none."""
-
-    def __init__(self, meter: Any) -> None:
-        self.meter = meter
-
-    def energy_j(self) -> float | None:
-        """Return the total-energy counter in joules; None also where another rank counts this GPU."""
-        if not self.meter.owner:
-            return None
-        counter = self.meter.read().energy_mj
-        return None if counter is None else counter / 1e3
-
-    def sm_clock_mhz(self) -> int | None:
-        """Return the SM clock in MHz."""
-        clock: int | None = self.meter.read().sm_clock_mhz
-        return clock
-
-
-def open_sampler(job: Job, tally: Tally) -> MeterSampler | None:
-    """Return a sampler for this rank's GPU, None on CPU or without NVML."""
-    if job.device.type != "cuda":
-        return None
-    import torch
-
-    from kareus.device import open_meter
-
-    index = job.device.index if job.device.index is not None else torch.cuda.current_device()
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    try:
-        meter = open_meter(index, uuid=None if uuid is None else f"GPU-{uuid}")
-    except Exception as error:  # readings are a luxury
-        tally.add("energy_unavailable", f"energy is not measured: {error}")
-        return None
-    return None if meter is None else MeterSampler(meter)
 
 
 class ClockControl:
@@ -107,9 +70,7 @@ class ClockControl:
             self._governor = None
 
 
-def open_clocks(
-    schedule: Schedule | None, job: Job, sampler: MeterSampler | None, tally: Tally
-) -> ClockControl | None:
+def open_clocks(schedule: Schedule | None, sampler: MeterSampler | None, tally: Tally) -> ClockControl | None:
     """Return the control of a schedule's clock regions, None where there are none or no GPU to set."""
     if schedule is None or not schedule.clocks:
         return None

@@ -8,15 +8,13 @@ surprise can never change it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch.distributed as dist
 
 from kareus.runtime import torch_api
-from kareus.runtime.divergence import IssueLog, Watch
+from kareus.runtime.divergence import Flight, IssueLog, Watch, issue_text
 from kareus.runtime.ladder import Ladder
 from kareus.runtime.paths import CollectivePath
 from kareus.runtime.records import Arm, Tally
@@ -38,6 +36,17 @@ class Ticket:
     group: dist.ProcessGroup
     path: CollectivePath
     planned: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Issue:
+    """A ticket with what is noted each time it is handed out; made once, used every step."""
+
+    ticket: Ticket
+    name: bytes
+    text: bytes
+    unplanned: bool
+    unavailable: bool
 
 
 @dataclass(kw_only=True)
@@ -80,11 +89,11 @@ class Conductor:
         self.tally, self.timeline, self.watch = tally, timeline, watch
         self.arm: Arm = "observe"
         self.evaluating = False
-        self.sampling = False
         self.last_end: Any = None
         self.issues = IssueLog()
         self.measure = StepMeasure()
-        self._known: dict[tuple[tuple[str, str, str], int], tuple[CollectiveKey, Decision]] = {}
+        self._on_cpu = timeline.device.type == "cpu"
+        self._issues: dict[tuple[str, str, str, int, int, dist.ProcessGroup, bool], _Issue] = {}
         self._ordinals: dict[tuple[str, str, str], int] = {}
         self._plan: dict[tuple[str, str, str], dict[int, Decision]] = {}
         for decision in schedule.decisions if schedule is not None else ():
@@ -117,56 +126,71 @@ class Conductor:
         self._ordinals.clear()
         return ended
 
-    def _name(self, slot: tuple[str, str, str], ordinal: int) -> tuple[CollectiveKey, Decision]:
-        kind, unit, phase = slot
-        key = CollectiveKey(kind=kind, unit=unit, phase=phase, ordinal=ordinal)  # type: ignore[arg-type]
-        found = self._known[slot, ordinal] = (key, Decision(collective=key))
-        return found
-
     def open(self, kind: str, unit: str, phase: str, num_bytes: int, group: dist.ProcessGroup) -> Ticket:
         """Return the ticket for the collective that is about to be issued, and log its issue."""
-        slot = (kind, unit, phase)
+        evaluating = self.evaluating
         ordinal = 0
-        if not self.evaluating:
+        if not evaluating:
+            slot = (kind, unit, phase)
             ordinal = self._ordinals.get(slot, 0)
             self._ordinals[slot] = ordinal + 1
-        key, stock = self._known.get((slot, ordinal)) or self._name(slot, ordinal)
-        decision = self.decision(kind, unit, phase, ordinal) if self.scheduling else None
-        self.measure.num_collectives += 1
-        if decision is None:
-            if self.scheduling and self._plan:
-                self.measure.unplanned += 1
-            decision = stock
-            planned = False
-        else:
-            planned = True
-        path = self.paths[Path.NCCL]
-        wanted = self.paths.get(decision.path)
-        if decision.path is not Path.NCCL:
-            if wanted is not None and wanted.supports(kind, num_bytes, group):
-                path = wanted
-            else:
-                self.tally.add(
-                    "path_unavailable", f"{key}: the {decision.path} path is not available here, NCCL is used"
-                )
-        if path is self.paths[Path.NCCL] and self.scheduling:
-            group = self.ladder.pick(group, kind, decision.num_ctas)
-        self.issues.note(key, path.name, decision.num_ctas or 0, num_bytes, evaluating=self.evaluating)
-        return Ticket(key=key, decision=decision, group=group, path=path, planned=planned)
+        known = (kind, unit, phase, ordinal, num_bytes, group, self.arm == "scheduled" and not evaluating)
+        issue = self._issues.get(known) or self._prepare(*known)
+        measure = self.measure
+        measure.num_collectives += 1
+        if issue.unplanned:
+            measure.unplanned += 1
+        ticket = issue.ticket
+        if issue.unavailable:
+            self.tally.add(
+                "path_unavailable",
+                f"{ticket.key}: the {ticket.decision.path} path is not available here, NCCL is used",
+            )
+        self.issues.add(ticket.key, issue.name, issue.text, evaluating=evaluating)
+        return ticket
 
-    @contextmanager
-    def issuing(self, ticket: Ticket) -> Iterator[None]:
-        """Watch a collective from the call that issues it until the device has done it."""
-        token = self.watch.enter(ticket.key)
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            if torch_api.is_capturing(self.timeline.device):
-                self.watch.leave(token, None)  # an event of a capture must never be queried
-            elif self.timeline.device.type == "cpu":
-                self.measure.host_us += (time.perf_counter() - start) * 1e6
-                self.watch.leave(token, None)
-            else:
-                self.last_end = self.timeline.mark(timing=self.sampling)
-                self.watch.leave(token, self.last_end)
+    def _prepare(
+        self,
+        kind: str,
+        unit: str,
+        phase: str,
+        ordinal: int,
+        num_bytes: int,
+        group: dist.ProcessGroup,
+        scheduling: bool,
+    ) -> _Issue:
+        """Work out a ticket once; every later step with the same collective is given it again."""
+        key = CollectiveKey(kind=kind, unit=unit, phase=phase, ordinal=ordinal)  # type: ignore[arg-type]
+        planned = self.decision(kind, unit, phase, ordinal) if scheduling else None
+        decision = planned or Decision(collective=key)
+        path, chosen = self.paths[Path.NCCL], group
+        wanted = self.paths.get(decision.path)
+        if wanted is not None and wanted is not path and wanted.supports(kind, num_bytes, group):
+            path = wanted
+        elif scheduling:
+            chosen = self.ladder.pick(group, kind, decision.num_ctas)
+        issue = _Issue(
+            ticket=Ticket(key=key, decision=decision, group=chosen, path=path, planned=planned is not None),
+            name=str(key).encode(),
+            text=issue_text(key, path.name, decision.num_ctas or 0, num_bytes),
+            unplanned=scheduling and planned is None and bool(self._plan),
+            unavailable=decision.path is not Path.NCCL and path is self.paths[Path.NCCL],
+        )
+        self._issues[kind, unit, phase, ordinal, num_bytes, group, scheduling] = issue
+        return issue
+
+    def enter(self, ticket: Ticket) -> Flight:
+        """Watch a collective from before the call that issues it."""
+        return self.watch.enter(ticket.key)
+
+    def leave(self, flight: Flight) -> None:
+        """Note that the call that issues a collective has returned, or raised."""
+        if self._on_cpu:
+            self.measure.host_us += (time.perf_counter() - flight.since_s) * 1e6
+            self.watch.leave(flight, None)
+        elif torch_api.is_capturing(self.timeline.device):
+            self.last_end = None
+            self.watch.leave(flight, None)  # an event of a capture must never be queried
+        else:
+            self.last_end = self.timeline.mark(timing=True)
+            self.watch.leave(flight, self.last_end)

@@ -12,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from kareus.runtime import torch_api
 from kareus.runtime.agreement import Exchange
-from kareus.runtime.conductor import Conductor, Ticket
+from kareus.runtime.conductor import Conductor, StepMeasure, Ticket
 from kareus.runtime.ddp_hook import GradientScaling, HookSlot, hook_slot, refuse_foreign_hook
+from kareus.runtime.divergence import Flight
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.launch import LaunchBoard
 from kareus.schedule import Schedule
@@ -120,7 +121,8 @@ class DdpDriver:
         )
         op = scaling.apply(bucket, may_fold=ticket.path.name == "nccl")
         if bucket.is_last():
-            self._last = self.timeline.mark(timing=self.conductor.sampling)
+            capturing = torch_api.is_capturing(self.timeline.device)
+            self._last = None if capturing else self.timeline.mark(timing=True)
         launch = ticket.decision.launch
         waits = launch is not None and launch in self.board.reachable and launch not in self.board.marks
         if not self._queue and (not waits or bucket.is_last()):
@@ -151,22 +153,29 @@ class DdpDriver:
         mark = self.board.marks.get(launch) if launch is not None else None
         if mark is not None and not torch_api.is_capturing(self.timeline.device):
             self.timeline.wait(mark)
-        token = self.conductor.watch.enter(ticket.key)
+        flight = self.conductor.enter(ticket)
         future = ticket.path.all_reduce(bucket.buffer, ticket.group, bucket.op)
         measure, waiter = self.conductor.measure, self._last if last else None
-        sampling = self.conductor.sampling
 
         def done(finished: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-            on_cpu = self.timeline.device.type == "cpu"
-            self.conductor.watch.leave(token, None if on_cpu else self.timeline.mark())
-            if waiter is not None and sampling:
-                measure.stalls.append((waiter, self.timeline.mark(timing=True)))
+            self._ended(flight, measure, waiter)
             return finished.value()
 
         result = future.then(done)
         if ticket.decision.serialise:
             result.wait()
         return result
+
+    def _ended(self, flight: Flight, measure: StepMeasure, waiter: Any) -> None:
+        """Note that the device is done with a bucket where this runs; on CUDA, that it will be there."""
+        if torch_api.is_capturing(self.timeline.device):
+            self.conductor.watch.leave(flight, None)
+            return
+        ended = self.timeline.mark(timing=True)
+        if waiter is not None:
+            measure.stalls.append((waiter, ended))
+        on_cpu = self.timeline.device.type == "cpu"
+        self.conductor.watch.leave(flight, None if on_cpu else ended)
 
     def prepare(self, exchange: Exchange) -> None:
         """Nothing to agree on: buckets are issued in their own order."""

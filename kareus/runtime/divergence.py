@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from dataclasses import dataclass
 from typing import Any
 
 from kareus.runtime.records import Tally
@@ -20,35 +19,56 @@ from kareus.schedule import CollectiveKey
 STORE_PREFIX = "kareus/waiting"
 
 
+def issue_text(key: CollectiveKey, path: str, num_ctas: int, num_bytes: int) -> bytes:
+    """Return everything about one issue that ranks must share, as bytes to fold into a hash."""
+    return f"{key.kind}|{key.unit}|{key.phase}|{key.ordinal}|{path}|{num_ctas}|{num_bytes}".encode()
+
+
 class IssueLog:
-    """The collectives of one step in issue order, and a 32-bit hash of everything ranks must share."""
+    """The collectives of one step in issue order, and 32-bit hashes of what ranks must share.
+
+    Attributes:
+        keys: what was issued. value: hash of names, paths, budgets, sizes and order. sequence: hash of
+            names and order alone, 0 where nothing was issued.
+    """
 
     def __init__(self) -> None:
         self.keys: list[CollectiveKey] = []
         self.value = 0
+        self.sequence = 0
 
-    def note(
-        self, key: CollectiveKey, path: str, num_ctas: int, num_bytes: int, *, evaluating: bool = False
-    ) -> None:
-        """Add one issue. Collectives of an evaluation count for the hash only."""
-        text = f"{key.kind}|{key.unit}|{key.phase}|{key.ordinal}|{path}|{num_ctas}|{num_bytes}"
-        self.value = zlib.crc32(text.encode(), self.value)
+    def add(self, key: CollectiveKey, name: bytes, text: bytes, *, evaluating: bool = False) -> None:
+        """Add one issue. Collectives of an evaluation count for `value` only.
+
+        Args:
+            key: of the collective. name: its name as bytes. text: from `issue_text`.
+        """
+        self.value = zlib.crc32(text, self.value)
         if not evaluating:
+            self.sequence = zlib.crc32(name, self.sequence)
             self.keys.append(key)
 
     @property
     def digest(self) -> str:
-        """The hash in hexadecimal."""
+        """`value` in hexadecimal."""
         return f"{self.value:08x}"
 
 
-@dataclass(slots=True)
-class _Flight:
-    key: CollectiveKey
-    since: float
-    mark: Any = None
-    issued: bool = False
-    reported: bool = False
+class Flight:
+    """One collective in flight.
+
+    Attributes:
+        key: its name. since_s: `time.perf_counter` when it was about to be issued. mark: passed by the
+            device when it is done, None until the issuing call has returned. reported: it was named.
+    """
+
+    __slots__ = ("key", "mark", "reported", "since_s")
+
+    def __init__(self, key: CollectiveKey) -> None:
+        self.key = key
+        self.since_s = time.perf_counter()
+        self.mark: Any = None
+        self.reported = False
 
 
 class Watch:
@@ -72,9 +92,7 @@ class Watch:
     ) -> None:
         self._rank, self._world_size = rank, world_size
         self._timeline, self._tally, self._after_s, self._store = timeline, tally, after_s, store
-        self._lock = threading.Lock()
-        self._flights: dict[int, _Flight] = {}
-        self._next = 0
+        self._flights: dict[Flight, None] = {}  # single operations only: safe between threads without a lock
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self.messages: list[str] = []
@@ -90,29 +108,27 @@ class Watch:
         if self._thread is not None:
             self._thread.join(timeout=2.0)
 
-    def enter(self, key: CollectiveKey) -> int:
-        """Note that a collective is being issued; returns its token."""
-        with self._lock:
-            self._next += 1
-            self._flights[self._next] = _Flight(key, time.monotonic())
-            return self._next
+    def enter(self, key: CollectiveKey) -> Flight:
+        """Note that a collective is being issued."""
+        flight = Flight(key)
+        self._flights[flight] = None
+        return flight
 
-    def leave(self, token: int, mark: Any) -> None:
+    def leave(self, flight: Flight, mark: Any) -> None:
         """Note that the issuing call returned; `mark` is passed by the device when the work is done."""
-        with self._lock:
-            if mark is None:
-                self._flights.pop(token, None)
-                return
-            flight = self._flights.get(token)
-            if flight is not None:
-                flight.mark, flight.issued = mark, True
-            if len(self._flights) > 64:
-                self._sweep()
+        if mark is None:
+            self._flights.pop(flight, None)
+            return
+        flight.mark = mark
+        if len(self._flights) > 64:
+            self._sweep()
 
     def _sweep(self) -> None:
-        done = [t for t, f in self._flights.items() if f.issued and self._timeline.is_done(f.mark)]
-        for token in done:
-            del self._flights[token]
+        """Forget what is done, oldest first, up to one that is not."""
+        for flight in list(self._flights):
+            if flight.mark is None or not self._timeline.is_done(flight.mark):
+                return
+            self._flights.pop(flight, None)
 
     def _run(self) -> None:
         period = max(0.05, min(1.0, self._after_s / 4))
@@ -125,16 +141,21 @@ class Watch:
 
     def check(self) -> None:
         """Look once, and report every collective that has waited too long."""
-        now = time.monotonic()
-        with self._lock:
-            self._sweep()
-            late = [f for f in self._flights.values() if now - f.since > self._after_s and not f.reported]
-            if not late:
-                return
-            first = min(late, key=lambda f: f.since)
-            for flight in late:
-                flight.reported = True
-        message = f"has waited {now - first.since:.1f} s in {first.key}"
+        self._sweep()
+        now = time.perf_counter()
+        late = [
+            f
+            for f in list(self._flights)
+            if now - f.since_s > self._after_s
+            and not f.reported
+            and (f.mark is None or not self._timeline.is_done(f.mark))
+        ]
+        if not late:
+            return
+        first = min(late, key=lambda f: f.since_s)
+        for flight in late:
+            flight.reported = True
+        message = f"has waited {now - first.since_s:.1f} s in {first.key}"
         others = self._post_and_read(str(first.key))
         if others:
             message += "; " + "; ".join(others)

@@ -17,11 +17,12 @@ from torch import nn
 from kareus.errors import InputError, UsageError
 from kareus.runtime import ddp, fsdp2, torch_api
 from kareus.runtime.agreement import Exchange, GroupExchange, agree, make_exchange, mismatch_error
-from kareus.runtime.clocks import MeterSampler, open_clocks, open_sampler
+from kareus.runtime.clocks import open_clocks
 from kareus.runtime.compute_sms import open_compute_sms
 from kareus.runtime.conductor import Conductor
 from kareus.runtime.ddp_hook import refuse_foreign_hook
 from kareus.runtime.divergence import Watch
+from kareus.runtime.energy import MeterSampler, open_sampler
 from kareus.runtime.environment import budget_problem, connection_warning
 from kareus.runtime.fingerprint import Job, describe_job, fingerprint, sequence_problem
 from kareus.runtime.guard import Guard, GuardSettings
@@ -178,8 +179,7 @@ def _assemble(
     session = Session(
         job=job, mode=mode, schedule=schedule, fingerprint=mine, conductor=conductor, driver=driver,
         pilot=pilot, tally=tally, writer=RecordWriter(records, job.rank, tally),
-        sampler=sampler, sample_every=1 if job.device.type == "cpu" else 10, optimizer=optimizer,
-        collect_dir=collect_dir,
+        sampler=sampler, optimizer=optimizer, collect_dir=collect_dir,
     )  # fmt: skip
     pilot.on_start = partial(_start_replay, session)
     try:
@@ -188,6 +188,8 @@ def _assemble(
         _add_switches(session, driver, clocks, sampler)
         for group in _own_groups(exchange, conductor):
             session.on_detach(partial(torch_api.release_group, group))
+        if sampler is not None:
+            session.on_detach(sampler.close)
         watch.start()
         session.on_detach(watch.stop)
         _hook_optimizer(session, optimizer)
@@ -227,7 +229,7 @@ def _add_switches(session: Session, driver: Any, clocks: str, sampler: MeterSamp
     assert job is not None
     if schedule is None:
         return
-    control = open_clocks(schedule, job, sampler, session.tally) if clocks == "apply" else None
+    control = open_clocks(schedule, sampler, session.tally) if clocks == "apply" else None
     if control is not None:
         driver.board.install(control.points(), elsewhere=driver.points_elsewhere())
         driver.board.listeners.append(control.on_met)

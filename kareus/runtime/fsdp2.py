@@ -1,8 +1,7 @@
 """FSDP2: every all-gather and reduce-scatter goes through here.
 
-Interception uses the public custom communication objects. Launch points, prefetch depth and deferral
-wrap methods of the parameter groups on the instance (`torch_api.UNIT_METHODS`), which FSDP itself calls
-outside compiled regions; taking the wrapper away restores torch's own method.
+Interception uses the public custom communication objects (`fsdp2_comm`); launch points, prefetch depth
+and deferral hang on methods of the parameter groups (`fsdp2_units`).
 """
 
 from __future__ import annotations
@@ -19,60 +18,16 @@ from kareus.runtime.agreement import Exchange
 from kareus.runtime.conductor import Conductor, Ticket
 from kareus.runtime.deferral import ReduceDeferral
 from kareus.runtime.fingerprint import Job
+from kareus.runtime.fsdp2_comm import PlannedAllGather, PlannedReduceScatter
+from kareus.runtime.fsdp2_units import wrap_unit
 from kareus.runtime.launch import LaunchBoard
-from kareus.runtime.paths import scale_for
 from kareus.runtime.stalls import Stalls
-from kareus.runtime.torch_api import AllGather, FsdpUnit, ReduceScatter
+from kareus.runtime.torch_api import FsdpUnit
 from kareus.runtime.windows import Target, Windows, anchor_token, plan_windows, point_token
-from kareus.schedule import LaunchPoint, Path
+from kareus.schedule import LaunchPoint
 
 REDUCE = "reduce"  # a window's target that is a reduce-scatter held back
 KINDS = ("all_gather", "reduce_scatter")
-
-
-class PlannedAllGather(AllGather):
-    """Stands in for a unit's all-gather; memory comes from the object it replaces."""
-
-    def __init__(self, driver: Fsdp2Driver, unit: FsdpUnit, inner: Any) -> None:
-        self.driver, self.unit, self.inner = driver, unit, inner
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate as the replaced object does."""
-        tensor: torch.Tensor = self.inner.allocate(size, dtype=dtype, device=device)
-        return tensor
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        """Issue the all-gather as planned."""
-        return self.driver.issue_all_gather(self, output_tensor, input_tensor, group, async_op)
-
-
-class PlannedReduceScatter(ReduceScatter):
-    """Stands in for a unit's reduce-scatter; memory comes from the object it replaces."""
-
-    def __init__(self, driver: Fsdp2Driver, unit: FsdpUnit, inner: Any) -> None:
-        self.driver, self.unit, self.inner = driver, unit, inner
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate as the replaced object does."""
-        tensor: torch.Tensor = self.inner.allocate(size, dtype=dtype, device=device)
-        return tensor
-
-    def __call__(
-        self,
-        output_tensor: torch.Tensor,
-        input_tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool = False,
-    ) -> dist.Work | None:
-        """Issue the reduce-scatter as planned."""
-        return self.driver.issue_reduce_scatter(self, output_tensor, input_tensor, group, op, async_op)
 
 
 class Fsdp2Driver:
@@ -97,16 +52,17 @@ class Fsdp2Driver:
         self._windows = Windows()
         self._tokens: list[str] = []
         self._occurrences: dict[tuple[str, str], int] = {}
-        self._compute_stream: Any = None
-        self._stalls = Stalls(conductor)
+        self.compute_stream: Any = None
+        self.stalls = Stalls(conductor)
         self._lists_taken = False
+        self._name_targets()
         self._unwrap_root: Callable[[], None] = lambda: None
         self.board = LaunchBoard(
             job.root,
             self.timeline,
             active=self._acting,
             tally=self.tally,
-            on_met=self._on_met,
+            on_met=self.on_met,
             observing=self._observing,
             on_seen=lambda point: self._tokens.append(point_token(point)),
         )
@@ -142,10 +98,26 @@ class Fsdp2Driver:
                     "no_launch_points", f"this torch has no {missing}: launch points stay as in stock"
                 )
                 continue
-            self._wrap(unit)
-        self._install_points()
+            wrap_unit(self, unit)
+        self.board.install(self.conductor.launch_points(), elsewhere=self.points_elsewhere())
 
-    def _install_points(self) -> None:
+    @property
+    def is_paced(self) -> bool:
+        """True where points inside or around units matter: to launches, or to where a clock region starts."""
+        schedule = self.conductor.schedule
+        return bool(self.conductor.launch_points()) or (
+            schedule is not None and any(region.start is not None for region in schedule.clocks)
+        )
+
+    @property
+    def defers(self) -> bool:
+        """True where reduce-scatters may be held back."""
+        schedule = self.conductor.schedule
+        deferral = schedule is not None and schedule.reduce_scatter_deferral > 0
+        return deferral or any(phase == REDUCE for found in self._targets.values() for _, phase in found)
+
+    def _name_targets(self) -> None:
+        """Sort launched collectives by their points."""
         for unit in self.units:
             scatter = self.conductor.decision("reduce_scatter", unit.name, "backward")
             if scatter is not None and scatter.launch is not None:
@@ -158,77 +130,10 @@ class Fsdp2Driver:
                     self._at_need.add((unit.name, phase))
                 else:
                     self._targets.setdefault(point_token(decision.launch), []).append((unit.name, phase))
-        self.board.install(self.conductor.launch_points(), elsewhere=self.points_elsewhere())
 
     def points_elsewhere(self) -> set[str]:
         """Return the modules whose points the unit wrappers report."""
         return {unit.name for unit in self.units if not torch_api.missing_unit_methods(unit.group)}
-
-    def _wrap(self, unit: FsdpUnit) -> None:
-        group = unit.group
-        originals = {name: getattr(group, name) for name in torch_api.UNIT_METHODS}
-        before_forward = LaunchPoint(module=unit.name, phase="forward", side="before")
-        after_forward = LaunchPoint(module=unit.name, phase="forward", side="after")
-        before_backward = LaunchPoint(module=unit.name, phase="backward", side="before")
-        after_backward = LaunchPoint(module=unit.name, phase="backward", side="after")
-
-        def pre_forward(*args: Any, **kwargs: Any) -> Any:
-            self._compute_stream = self.timeline.current_stream()
-            recomputing = torch_api.in_backward()
-            fresh = False
-            if not recomputing:
-                self._anchor("pre_forward", unit)
-                fresh = self.board.record(before_forward)  # the unit's own gather may wait for it
-            self._stalls.arrive()
-            result = originals["pre_forward"](*args, **kwargs)
-            self._stalls.gathered(unit.name)
-            if not recomputing:
-                self._entered_forward(unit)
-            if fresh:
-                self._on_met(before_forward)
-            return result
-
-        def post_forward(*args: Any, **kwargs: Any) -> Any:
-            recomputing = torch_api.in_backward()
-            if not recomputing:
-                self._anchor("post_forward", unit)
-            result = originals["post_forward"](*args, **kwargs)
-            if not recomputing:
-                self.board.meet(after_forward)
-            return result
-
-        def pre_backward(*args: Any, **kwargs: Any) -> Any:
-            self._compute_stream = self.timeline.current_stream()
-            self._anchor("pre_backward", unit)
-            fresh = self.board.record(before_backward)
-            self._stalls.arrive()
-            result = originals["pre_backward"](*args, **kwargs)
-            self._stalls.gathered(unit.name)
-            if fresh:
-                self._on_met(before_backward)
-            return result
-
-        def post_backward(*args: Any, **kwargs: Any) -> Any:
-            self._compute_stream = self.timeline.current_stream()
-            self._anchor("post_backward", unit)
-            self.board.meet(after_backward)
-            self._stalls.before_reduce()
-            result = self.deferral.post_backward(
-                group, lambda: originals["post_backward"](*args, **kwargs), hold=self._must_hold(unit)
-            )
-            self._stalls.after_reduce()
-            return result
-
-        def prefetch(target: Any, pass_type: str) -> None:
-            self._default_prefetch(target, pass_type, originals["_prefetch_unshard"])
-
-        wrappers: dict[str, Callable[..., Any]] = {
-            "pre_forward": pre_forward, "post_forward": post_forward, "pre_backward": pre_backward,
-            "post_backward": post_backward, "_prefetch_unshard": prefetch,
-        }  # fmt: skip
-        for name, wrapper in wrappers.items():
-            setattr(group, name, wrapper)
-        self.deferral.wrap_final_callback(unit.state)
 
     # While training
 
@@ -238,7 +143,7 @@ class Fsdp2Driver:
     def _observing(self) -> bool:
         return self.conductor.arm == "observe" and not self.conductor.evaluating
 
-    def _anchor(self, event: str, unit: FsdpUnit) -> None:
+    def meet_anchor(self, event: str, unit: FsdpUnit) -> None:
         """Note a unit event; issue what its window still holds."""
         if not self._targets:
             return
@@ -251,7 +156,7 @@ class Fsdp2Driver:
             for target in self._windows.before_anchor.get(token, ()):
                 self._launch(target)
 
-    def _must_hold(self, unit: FsdpUnit) -> bool:
+    def must_hold(self, unit: FsdpUnit) -> bool:
         """Return whether a unit's reduce-scatter has a launch point that is still to come."""
         if not self._acting() or (unit.name, REDUCE) not in self._windows.launched:
             return False
@@ -287,7 +192,8 @@ class Fsdp2Driver:
         if self.conductor.arm == "observe":
             self.order.clear()
 
-    def _entered_forward(self, unit: FsdpUnit) -> None:
+    def entered_forward(self, unit: FsdpUnit) -> None:
+        """Note the order of units; gather ahead what the schedule's depth says."""
         conductor = self.conductor
         if conductor.arm == "observe" and not conductor.evaluating and unit not in self.order:
             self.order.append(unit)
@@ -310,7 +216,7 @@ class Fsdp2Driver:
         at = self.order.index(unit)
         return self.order[at + 1 : at + 1 + depth]
 
-    def _default_prefetch(self, target: Any, pass_type: str, original: Callable[[Any, str], None]) -> None:
+    def backward_prefetch(self, target: Any, pass_type: str, original: Callable[[Any, str], None]) -> None:
         """Stand in for FSDP's own backward prefetch of the unit before the current one."""
         if not self.conductor.scheduling or pass_type != "backward":
             original(target, pass_type)
@@ -333,23 +239,22 @@ class Fsdp2Driver:
         """Return whether a gather waits for a launch point; its own unit's start means: when it is needed."""
         return (unit.name, phase) in self._windows.launched or (unit.name, phase) in self._at_need
 
-    def _on_met(self, point: LaunchPoint) -> None:
+    def on_met(self, point: LaunchPoint) -> None:
+        """Issue what waits for a launch point that was just met."""
         token = point_token(point)
         for target in self._windows.at_point.get(token, ()):
             if target in self._issued and target in self._targets[token]:
                 self.conductor.measure.missed += 1
             self._launch(target)
 
-    def _open(self, kind: str, unit: FsdpUnit, tensor: torch.Tensor, group: dist.ProcessGroup) -> Ticket:
-        phase = torch_api.unit_phase(unit.group)
-        if kind == "reduce_scatter" or torch_api.in_backward():
-            phase = "backward"
+    def open(self, kind: str, unit: FsdpUnit, tensor: torch.Tensor, group: dist.ProcessGroup) -> Ticket:
+        """Return the ticket of a collective; its stream waits for the launch point, where that was met."""
+        backward = kind == "reduce_scatter" or torch_api.in_backward()
+        phase = "backward" if backward else torch_api.unit_phase(unit.group)
         if kind == "all_gather":
             self._issued.add((unit.name, phase))
-        return self.conductor.open(kind, unit.name, phase, tensor.numel() * tensor.element_size(), group)
-
-    def _gate(self, ticket: Ticket) -> None:
-        """Make the collective's stream wait for its launch point, where that was recorded."""
+        num_bytes = tensor.numel() * tensor.element_size()
+        ticket = self.conductor.open(kind, unit.name, phase, num_bytes, group)
         launch = ticket.decision.launch
         if launch is not None and not torch_api.is_capturing(self.timeline.device):
             mark = self.board.marks.get(launch)
@@ -357,67 +262,20 @@ class Fsdp2Driver:
                 self.timeline.wait(mark)
             else:
                 self.conductor.measure.missed += 1
-        if ticket.decision.serialise and self._compute_stream is not None:
-            self.timeline.wait_stream(self.timeline.current_stream(), self._compute_stream)
+        if ticket.decision.serialise and self.compute_stream is not None:
+            self.timeline.wait_stream(self.timeline.current_stream(), self.compute_stream)
+        return ticket
 
-    def _after(self, ticket: Ticket) -> None:
-        if ticket.decision.serialise and self._compute_stream is not None:
-            self.timeline.wait_stream(self._compute_stream, self.timeline.current_stream())
-
-    def issue_all_gather(
-        self,
-        comm: PlannedAllGather,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        async_op: bool,
-    ) -> dist.Work | None:
-        """Issue one all-gather; called by FSDP on its all-gather stream."""
-        ticket = self._open("all_gather", comm.unit, output, group)
-        self._gate(ticket)
-        with self.conductor.issuing(ticket):
-            if _is_default(comm.inner):
-                work = ticket.path.all_gather(output, tensor, ticket.group, async_op)
-            else:
-                work = comm.inner(
-                    output_tensor=output, input_tensor=tensor, group=ticket.group, async_op=async_op
-                )
-        self._stalls.gather_issued(comm.unit.name)
-        self._after(ticket)
-        return work
-
-    def issue_reduce_scatter(
-        self,
-        comm: PlannedReduceScatter,
-        output: torch.Tensor,
-        tensor: torch.Tensor,
-        group: dist.ProcessGroup,
-        op: Any,
-        async_op: bool,
-    ) -> dist.Work | None:
-        """Issue one reduce-scatter; called by FSDP on its reduce-scatter stream."""
-        ticket = self._open("reduce_scatter", comm.unit, tensor, group)
-        self._gate(ticket)
-        path = ticket.path
-        if path.name != "nccl" and not _can_sum(op):
-            path = self.conductor.paths[Path.NCCL]
-            self.tally.add("path_unavailable", f"{ticket.key}: the copy path cannot reduce with {op}")
-        with self.conductor.issuing(ticket):
-            if _is_default(comm.inner):
-                work = path.reduce_scatter(output, tensor, ticket.group, op, async_op)
-            else:
-                work = comm.inner(
-                    output_tensor=output, input_tensor=tensor, group=ticket.group, op=op, async_op=async_op
-                )
-        self._stalls.reduce_issued()
-        self._after(ticket)
-        return work
+    def after_issue(self, ticket: Ticket) -> None:
+        """Make compute wait for a collective that nothing shall run beside."""
+        if ticket.decision.serialise and self.compute_stream is not None:
+            self.timeline.wait_stream(self.compute_stream, self.timeline.current_stream())
 
     # Switching and leaving
 
     def end_step(self) -> None:
         """Complete what is measured of the step that ends."""
-        self._stalls.end_step()
+        self.stalls.end_step()
 
     def on_arm(self) -> None:
         """Take over the user's prefetch lists while the schedule sets prefetching, give them back after."""
@@ -460,16 +318,3 @@ class Fsdp2Driver:
         self._originals.clear()
         self._unwrap_root()
         self.board.remove()
-
-
-def _is_default(inner: Any) -> bool:
-    """Return True for torch's plain collectives, which a path may carry out in their place."""
-    return type(inner).__name__ in ("DefaultAllGather", "DefaultReduceScatter")
-
-
-def _can_sum(op: Any) -> bool:
-    try:
-        scale_for(op, 2)
-    except ValueError:
-        return False
-    return True

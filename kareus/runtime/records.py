@@ -25,7 +25,10 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Attributes:
         step: index since attach. rank: who measured. arm: which decisions were in force.
         time_us: from one step boundary to the next, device time where there is one.
-        energy_j: of this rank's GPU over the step; None unless the energy counter moved in it.
+        energy_j: of this rank's GPU over the step: mean power of the window it lies in, times `time_us`;
+            None where nothing is measured or another process counts this GPU.
+        energy_window_s: length of that window, of which the counter's period of 100 ms or so is uncertain.
+        energy_source: of the window's energy, "counter" or "power" (integrated); "" or "none" without.
         exposed_comm_us: time the compute stream (the CPU with gloo) stood waiting for collectives.
         num_collectives: issued in the step. issue_hash: of their keys, groups, sizes and order.
         sm_clock_mhz: at the end of the step, None unknown.
@@ -38,6 +41,8 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     arm: Arm
     time_us: float
     energy_j: float | None = None
+    energy_window_s: float | None = None
+    energy_source: str = ""
     exposed_comm_us: float | None = None
     num_collectives: int = 0
     issue_hash: str = ""

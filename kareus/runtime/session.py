@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import zlib
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
 from kareus.runtime.agreement import Exchange
-from kareus.runtime.conductor import Conductor, StepMeasure
-from kareus.runtime.divergence import IssueLog
+from kareus.runtime.conductor import Conductor
+from kareus.runtime.energy import EnergyWindows, Sampler
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.pilot import Pilot, StepFacts
-from kareus.runtime.records import Arm, RecordWriter, StepRecord, Tally
+from kareus.runtime.records import RecordWriter, StepRecord, Tally
+from kareus.runtime.steps import OpenStep, StepBook
 from kareus.schedule import CollectiveKey, Fingerprint, Schedule
 
 Mode = Literal["replay", "collect", "profile"]
@@ -49,16 +47,6 @@ class ArmSwitch(Protocol):
         """Called once, in detach."""
 
 
-class Sampler(Protocol):
-    """Reads energy and clock of this rank's GPU."""
-
-    def energy_j(self) -> float | None:
-        """Return joules since some fixed moment, None unknown."""
-
-    def sm_clock_mhz(self) -> int | None:
-        """Return the SM clock, None unknown."""
-
-
 class Follower(Protocol):
     """Something that wants to know of step boundaries: a collector, a clock governor, SM partitions."""
 
@@ -67,20 +55,6 @@ class Follower(Protocol):
 
     def finish(self) -> None:
         """Called once, in detach."""
-
-
-@dataclass(kw_only=True)
-class _Open:
-    """A step whose device time is not known yet."""
-
-    index: int
-    arm: Arm
-    start: Any
-    end: Any
-    measure: StepMeasure
-    issues: IssueLog
-    facts: StepFacts
-    sampled: bool
 
 
 class Session:
@@ -108,7 +82,6 @@ class Session:
         tally: Tally | None = None,
         writer: RecordWriter | None = None,
         sampler: Sampler | None = None,
-        sample_every: int = 1,
         optimizer: Any = None,
         collect_dir: str | None = None,
         why_inactive: str = "",
@@ -122,11 +95,12 @@ class Session:
         self.issued: tuple[CollectiveKey, ...] = ()
         self.notes: list[str] = []
         self._writer = writer
-        self._sampler, self._sample_every = sampler, sample_every
+        self._sampler = sampler
+        self._windows: EnergyWindows | None = None
+        self._book: StepBook | None = None
         self._followers: list[Follower] = []
         self._switches: list[ArmSwitch] = []
         self._undo: list[Callable[[], None]] = []
-        self._open_steps: deque[_Open] = deque()
         self._why_inactive = why_inactive
         self._closed = job is None
         self._start: Any = None
@@ -153,11 +127,14 @@ class Session:
         """Start the clock of the first step; called by attach when everything is in place."""
         assert self.conductor is not None
         assert self.pilot is not None
-        self.pilot.settle = self._settle
+        assert self._writer is not None
+        self._book = StepBook(self.conductor.timeline, self._writer, self.tally)
+        self.pilot.settle = self._book.settle
         self.conductor.arm = "observe" if self.schedule is not None else "stock"
-        self.conductor.sampling = True
         self._start = self.conductor.timeline.mark(timing=True)
-        self._energy_j = self._sampler.energy_j() if self._sampler is not None else None
+        if self._sampler is not None:
+            self._energy_j, _ = self._sampler.read()
+            self._windows = EnergyWindows(self._sampler)
 
     def follow(self, follower: Follower) -> None:
         """Tell a follower of every step boundary from now on."""
@@ -190,92 +167,56 @@ class Session:
                 self.pilot.leave(f"step boundary failed: {error!r}")
 
     def _boundary(self) -> None:
-        conductor, pilot = self.conductor, self.pilot
+        conductor, pilot, book = self.conductor, self.pilot, self._book
         assert conductor is not None
         assert pilot is not None
+        assert book is not None
         end = conductor.timeline.mark(timing=True)
         if self.driver is not None:
             self.driver.end_step()
         measure, issues = conductor.begin_step()
-        arm = conductor.arm
-        names = "\n".join(str(key) for key in issues.keys)
-        facts = StepFacts(
-            arm=arm, issue_hash=issues.value, sequence=zlib.crc32(names.encode()) if names else 0
-        )
-        if self._sampler is not None:
-            now = self._sampler.energy_j()
-            if now is not None and self._energy_j is not None:
-                facts.energy_j = now - self._energy_j
-            self._energy_j = now
-        if arm != "scheduled":
-            self.observed = tuple(issues.keys)
-        else:
+        arm, index = conductor.arm, self.step_count
+        facts = StepFacts(arm=arm, issue_hash=issues.value, sequence=issues.sequence)
+        clock_mhz = self._read_sampler(facts)
+        if arm == "scheduled":
             self.issued = tuple(issues.keys)
-        self._open_steps.append(
-            _Open(
-                index=self.step_count, arm=arm, start=self._start, end=end, measure=measure, issues=issues,
-                facts=facts, sampled=conductor.sampling,
+        else:
+            self.observed = tuple(issues.keys)
+        book.add(
+            OpenStep(
+                index=index, start=self._start, end=end, measure=measure, digest=issues.digest, facts=facts,
+                window=self._windows.current if self._windows is not None else None,
+                fallback=pilot.reason if arm != "scheduled" else "", sm_clock_mhz=clock_mhz,
             )
         )  # fmt: skip
         self._start = end
-        self._close_done()
-        index = self.step_count
+        book.advance()
         self.step_count += 1
         conductor.arm = pilot.next_arm(facts)
-        conductor.sampling = self.step_count % self._sample_every == 0
         if conductor.arm != arm:
             self._switch_arm()
+        if self._windows is not None:
+            self._windows.turn(force=conductor.arm != arm)
         for follower in self._followers:
             follower.on_step(index)
 
-    def _close_done(self) -> None:
-        assert self.conductor is not None
-        while self._open_steps and self.conductor.timeline.is_done(self._open_steps[0].end):
-            self._close(self._open_steps.popleft())
-
-    def _settle(self, index: int) -> None:
-        """Wait for the device to finish steps up to `index`, so that their times are known."""
-        assert self.conductor is not None
-        while self._open_steps and self._open_steps[0].index <= index:
-            step = self._open_steps.popleft()
-            self.conductor.timeline.finish(step.end)
-            self._close(step)
-
-    def _close(self, step: _Open) -> None:
-        assert self.conductor is not None
-        timeline = self.conductor.timeline
-        step.facts.time_us = timeline.elapsed_us(step.start, step.end)
-        exposed: float | None = None
-        if step.sampled:
-            stalls = [(a, b) for a, b in step.measure.stalls if timeline.is_done(b)]
-            waited = sum(max(0.0, timeline.elapsed_us(a, b)) for a, b in stalls)
-            exposed = step.measure.host_us + waited
-        if self._writer is None:
-            return
-        energy = step.facts.energy_j
-        reason = self.pilot.reason if self.pilot is not None else ""
-        self._writer.write(
-            StepRecord(
-                step=step.index,
-                rank=self.tally.rank,
-                arm=step.arm,
-                time_us=step.facts.time_us,
-                energy_j=energy if energy == energy and energy > 0 else None,
-                exposed_comm_us=exposed,
-                num_collectives=step.measure.num_collectives,
-                issue_hash=step.issues.digest,
-                sm_clock_mhz=self._sampler.sm_clock_mhz() if self._sampler is not None else None,
-                fallback=reason if step.arm != "scheduled" else "",
-                unplanned=step.measure.unplanned,
-                missed=step.measure.missed,
-            )
-        )
+    def _read_sampler(self, facts: StepFacts) -> int | None:
+        """Note the energy since the last boundary; return the SM clock in MHz."""
+        if self._sampler is None:
+            return None
+        now_j, clock_mhz = self._sampler.read()
+        if now_j is not None and self._energy_j is not None:
+            facts.energy_j = now_j - self._energy_j
+        self._energy_j = now_j
+        return clock_mhz
 
     def report(self) -> dict[str, Any]:
         """Return what happened so far, JSON-encodable, and finish what is still open."""
-        if self.conductor is not None and self._open_steps:
+        if self._book is not None and not self._closed:
             try:
-                self._settle(self.step_count)
+                if self._windows is not None:
+                    self._windows.turn(force=True)
+                self._book.finish()
             except RuntimeError as error:
                 self.tally.add("report_failed", f"the last steps could not be timed: {error}")
         from kareus.runtime.summary import summarise

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.nn.parallel import DistributedDataParallel
 
 __all__ = ["AllGather", "FsdpUnit", "ReduceScatter", "capabilities", "fsdp_root", "fsdp_units"]
@@ -30,6 +31,8 @@ DTYPE_NAMES = {
     torch.float8_e4m3fn: "fp8_e4m3",
     torch.float8_e5m2: "fp8_e5m2",
 }
+_GRAPH_TASK = getattr(torch._C, "_current_graph_task_id", None)
+BACKWARD_STATES = (TrainingState.PRE_BACKWARD, TrainingState.POST_BACKWARD)
 UNIT_METHODS = ("pre_forward", "post_forward", "pre_backward", "post_backward", "_prefetch_unshard")
 
 
@@ -145,7 +148,7 @@ def fsdp_units(root: nn.Module) -> list[FsdpUnit]:
 
 def unit_phase(group: Any) -> str:
     """Return "forward" or "backward" for the collective a group is about to issue."""
-    return "backward" if group._training_state.name in ("PRE_BACKWARD", "POST_BACKWARD") else "forward"
+    return "backward" if group._training_state in BACKWARD_STATES else "forward"
 
 
 def prefetch_unshard(group: Any, phase: str) -> None:
@@ -189,8 +192,7 @@ def missing_unit_methods(group: Any) -> list[str]:
 
 def in_backward() -> bool:
     """Return True on a thread that runs a backward pass (so a forward seen now is a recomputation)."""
-    query = getattr(torch._C, "_current_graph_task_id", None)
-    return query is not None and query() != -1
+    return _GRAPH_TASK is not None and _GRAPH_TASK() != -1
 
 
 def on_root_forward(root: nn.Module, callback: Callable[[], None]) -> Callable[[], None]:

@@ -23,7 +23,7 @@ from kareus.runtime.agreement import AloneExchange, agree, describe_difference, 
 from kareus.runtime.clocks import ClockControl, open_clocks
 from kareus.runtime.compute_sms import ComputeSms, open_compute_sms
 from kareus.runtime.deferral import ReduceDeferral
-from kareus.runtime.divergence import IssueLog, Watch
+from kareus.runtime.divergence import IssueLog, Watch, issue_text
 from kareus.runtime.environment import budget_problem, connection_warning
 from kareus.runtime.fingerprint import sequence_problem
 from kareus.runtime.ladder import Ladder, limit_budgets, wanted_rungs
@@ -366,8 +366,8 @@ def test_full_disk_is_logged_once_and_counted(tmp_path: FilePath, caplog: pytest
 def test_issue_hash_sees_order_path_budget_and_size() -> None:
     def digest(*notes: tuple[Any, ...]) -> str:
         log = IssueLog()
-        for note in notes:
-            log.note(*note)
+        for key, *shared in notes:
+            log.add(key, str(key).encode(), issue_text(key, *shared))
         return log.digest
 
     other = CollectiveKey(kind="all_gather", unit="b", phase="forward")
@@ -534,9 +534,8 @@ def test_clock_control_follows_points_and_arms() -> None:
 
 
 def test_clocks_without_a_gpu_are_counted_and_left_alone() -> None:
-    job: Any = object()
     tally = Tally(0)
     plan = schedule(clocks=(ClockRegion(sm_clock_mhz=1400),))
-    assert open_clocks(plan, job, None, tally) is None
+    assert open_clocks(plan, None, tally) is None
     assert tally.counts["clocks_unavailable"] == 1
-    assert open_clocks(schedule(), job, None, tally) is None
+    assert open_clocks(schedule(), None, tally) is None
