@@ -119,6 +119,7 @@ def policy_rows(outcomes: tuple[Outcome, ...]) -> tuple[PolicyRow, ...]:
             needs=outcome.needs,
             runnable=not outcome.missing,
             bound_j=outcome.bound_j,
+            equal_energy_time_us=outcome.equal_energy_time_us,
         )
         for outcome in outcomes
         if outcome.time_us is not None

@@ -211,6 +211,7 @@ class PolicyRow:
 
     Attributes:
         name: of the policy. effect: its time and energy.
+        equal_energy_time_us: its least time without more energy than stock, None unknown.
         needs: what it needs ("root", "profiling 5 min"), () nothing.
         runnable: this machine could carry it out. bound_j: proven bound where there is one.
     """
@@ -220,6 +221,7 @@ class PolicyRow:
     needs: tuple[str, ...] = ()
     runnable: bool = True
     bound_j: float | None = None
+    equal_energy_time_us: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

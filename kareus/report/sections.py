@@ -5,7 +5,8 @@ from __future__ import annotations
 from kareus.report.data import Breakdown, Effect, ReportData, Source
 from kareus.report.frontier import plot
 from kareus.report.markup import el, source_tag, table, text
-from kareus.report.numbers import change, joules, ms, signed_percent
+from kareus.report.numbers import change, ms, signed_percent
+from kareus.report.policies import policy_plot, policy_table
 from kareus.report.timeline import ZOOMS, legend, rank_figure
 
 _SHARES = (  # attribute of Breakdown, colour, words
@@ -133,25 +134,12 @@ def _decision_part(report: ReportData) -> str:
 def _policy_part(report: ReportData) -> str:
     if not report.policies:
         return ""
-    stock = report.policies[0].effect
-    rows = []
-    for policy in report.policies:
-        energy = energy_change(stock, policy.effect)
-        name = text(policy.name) + ("" if policy.runnable else el("span", " not possible here", class_="tag"))
-        rows.append(
-            [
-                name,
-                ms(policy.effect.time_us),
-                text(signed_percent(change(stock.time_us, policy.effect.time_us))),
-                joules(policy.effect.energy_j) if policy.effect.energy_j is not None else "unknown",
-                text(signed_percent(energy)) if energy is not None else "",
-                source_tag(policy.effect.source),
-                text(", ".join(policy.needs) or "nothing"),
-            ]
-        )
-    head = ["policy", "time", "change", "energy", "change", "source", "needs"]
-    lead = f"Published policies on the same step; changes are against {text(report.policies[0].name)}."
-    return _part("Other policies", lead, table("Policies", head, rows, numeric=frozenset(range(1, 5))))
+    lead = (
+        f"Published policies on the same step; changes are against {text(report.policies[0].name)}. Each point "
+        "is the least energy without being slower; hollow points need what this machine does not allow."
+    )
+    chart = policy_plot(report.policies, report.frontier)
+    return _part("Other policies", lead, chart, policy_table(report.policies))
 
 
 def _scaling_part(report: ReportData) -> str:

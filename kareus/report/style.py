@@ -130,6 +130,7 @@ _PLOT = """
 .under .mark-name{top:.55em}
 .glyph{width:16px;height:16px;flex:none;overflow:visible}
 .glyph>*{stroke:var(--paper);stroke-width:1.5px}
+.glyph .hollow{fill:var(--paper);stroke:var(--ink)}
 .m-chosen{fill:var(--good)}.m-stock{fill:var(--ink)}.m-serialised{fill:var(--reduce-scatter)}
 .m-knee{fill:var(--gemm)}.m-least-energy{fill:var(--all-gather)}
 .x-labels{position:relative;height:1.5rem;margin-left:3.25rem}

@@ -115,6 +115,11 @@ def test_every_number_in_the_text_comes_from_the_data() -> None:
     allowed |= {f"{t / 1e3:.2f}" for t in times} | {f"{e:.2f}" for e in energies}
     for values in (times, energies):
         allowed |= {f"{abs(b - a) / a * 100:.1f}" for a in values for b in values if a}
+    allowed |= {
+        f"{p.effect.energy_j / p.effect.time_us * 1e6:.0f}"
+        for p in data.policies
+        if p.effect.energy_j is not None
+    }  # average power
     shares = {data.composition_error, data.parts_error, *_floats(data, "gap")}
     allowed |= {f"{abs(s) * 100:.{digits}f}" for s in shares if s is not None for digits in (1, 2)}
     ticks = {f"{n / 2:g}" for n in range(40)}
@@ -159,7 +164,7 @@ def test_warns_when_the_error_is_larger_than_the_change() -> None:
 def test_points_that_coincide_share_one_mark() -> None:
     point = FrontierPoint(time_us=9000, energy_j=6.3)
     view = FrontierView(points=(), chosen=point, knee=point, least_energy=point)
-    text = render(report(frontier=view))
+    text = render(report(frontier=view, policies=()))
     assert "Single plans only" in text
     assert text.count('class="mark ') == 1
     assert "chosen, knee, least energy" in Page(text).words
@@ -168,7 +173,8 @@ def test_points_that_coincide_share_one_mark() -> None:
 def test_a_serialised_step_far_away_is_named_below_the_plot() -> None:
     points = (FrontierPoint(time_us=9000, energy_j=6.3), FrontierPoint(time_us=9100, energy_j=6.2))
     far = FrontierPoint(time_us=12_000, energy_j=7.0)
-    text = render(report(frontier=FrontierView(points=points, chosen=points[0], serialised=far)))
+    view = FrontierView(points=points, chosen=points[0], serialised=far)
+    text = render(report(frontier=view, policies=()))
     assert "Single plans only" not in text
     assert "Off this scale: serialised, 12.00 ms and 7.00 J." in Page(text).words
     assert text.count('class="mark ') == 1

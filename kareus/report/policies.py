@@ -1,0 +1,105 @@
+"""Policies on the same step: their points in the time-energy plane with the frontier, and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kareus.report.data import FrontierPoint, FrontierView, PolicyRow
+from kareus.report.markup import el, source_tag, table, text
+from kareus.report.numbers import change, joules, ms, signed_percent
+from kareus.report.plotting import Frame, Mark, dots, figure, glyph, layer, steps
+
+_FAR = 3.0  # a point is off the scale beyond this many times the spread of the others
+_LEAST_SPREAD = 0.02  # of the step: what counts as spread where all others lie together
+_RUNNABLE = '<circle cx="8" cy="8" r="6"/>'
+_SIMULATED_ONLY = '<circle cx="8" cy="8" r="5" class="hollow"/>'
+
+
+def policy_plot(policies: Sequence[PolicyRow], frontier: FrontierView | None) -> str:
+    """Return the chart, "" where fewer than two policies have a time and an energy.
+
+    Args:
+        policies: rows of a comparison, stock first.
+        frontier: its curve is drawn where it has points.
+    """
+    marks = _marks(policies)
+    if sum(len(mark.names) for mark in marks) < 2:
+        return ""
+    curve = frontier.points if frontier is not None else ()
+    frame = Frame.around([*_near([mark.point for mark in marks]), *curve])
+    curves = ""
+    if curve:
+        line = steps([(p.time_us, p.energy_j) for p in curve], frame)
+        curves = layer(el("path", d=line, class_="front")) + dots(curve, frame)
+    described = f"Energy against step time: {len(policies)} policies, listed in the table below"
+    return figure(frame, marks, curves, described)
+
+
+def policy_table(policies: Sequence[PolicyRow]) -> str:
+    """Return one row per policy; changes are against the first."""
+    head = [
+        "policy",
+        "time",
+        "change",
+        "energy",
+        "change",
+        "time at equal energy",
+        "power",
+        "bound",
+        "source",
+    ]
+    rows = [[*_cells(policy, policies[0]), text(", ".join(policy.needs) or "nothing")] for policy in policies]
+    return table("Policies", [*head, "needs"], rows, numeric=frozenset(range(1, 8)))
+
+
+def _cells(policy: PolicyRow, stock: PolicyRow) -> list[str]:
+    effect = policy.effect
+    energy, power, saved = "unknown", "", ""
+    if effect.energy_j is not None:
+        energy = joules(effect.energy_j)
+        power = f"{effect.energy_j / effect.time_us * 1e6:.0f} W"
+        if stock.effect.energy_j is not None:
+            saved = signed_percent(change(stock.effect.energy_j, effect.energy_j))
+    equal = policy.equal_energy_time_us
+    tag = "" if policy.runnable else el("span", " not possible here", class_="tag")
+    return [
+        text(policy.name) + tag,
+        ms(effect.time_us),
+        text(signed_percent(change(stock.effect.time_us, effect.time_us))),
+        energy,
+        text(saved),
+        text(signed_percent(change(stock.effect.time_us, equal))) if equal is not None else "",
+        power,
+        joules(policy.bound_j) if policy.bound_j is not None else "",
+        source_tag(effect.source),
+    ]
+
+
+def _marks(policies: Sequence[PolicyRow]) -> list[Mark]:
+    """One mark per place: policies that come to the same plan share it; hollow where none can run here."""
+    places: dict[tuple[float, float], list[PolicyRow]] = {}
+    for policy in policies:
+        if policy.effect.energy_j is not None:
+            places.setdefault((policy.effect.time_us, policy.effect.energy_j), []).append(policy)
+    return [
+        Mark(
+            names=tuple(policy.name for policy in here),
+            point=FrontierPoint(time_us=time_us, energy_j=energy_j),
+            glyph=glyph(_RUNNABLE, "chosen")
+            if any(policy.runnable for policy in here)
+            else glyph(_SIMULATED_ONLY, "other"),
+        )
+        for (time_us, energy_j), here in places.items()
+    ]
+
+
+def _near(points: Sequence[FrontierPoint]) -> list[FrontierPoint]:
+    """Leave out points that lie so far away in time that the others would fall into one spot."""
+    kept = sorted(points, key=lambda p: p.time_us)
+    while len(kept) > 2:
+        first = kept[0].time_us
+        spread = max(kept[-2].time_us - first, _LEAST_SPREAD * first)
+        if kept[-1].time_us - first <= _FAR * spread:
+            break
+        kept.pop()
+    return kept
