@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -194,3 +195,19 @@ class Conductor:
         else:
             self.last_end = self.timeline.mark(timing=True)
             self.watch.leave(flight, self.last_end)
+
+    def goes_on(self, flight: Flight, work: dist.Work) -> dist.Work:
+        """Let a collective of the CPU run in the background of what follows; returns what FSDP waits for.
+
+        Gloo's threads carry it out. Only the time that compute then waits for it counts as exposed.
+        """
+        self.measure.host_us += (time.perf_counter() - flight.since_s) * 1e6
+        work.get_future().add_done_callback(lambda _: self.watch.leave(flight, None))
+
+        def wait(timeout: timedelta) -> bool:
+            start = time.perf_counter()
+            done = bool(work.wait(timeout) if timeout else work.wait())
+            self.measure.host_us += (time.perf_counter() - start) * 1e6
+            return done
+
+        return torch_api.callback_work(wait) or work

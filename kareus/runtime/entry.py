@@ -29,6 +29,7 @@ from kareus.runtime.guard import Guard, GuardSettings
 from kareus.runtime.ladder import Ladder, build_ladder
 from kareus.runtime.paths import CollectivePath, GroupPath, PeerCopyPath
 from kareus.runtime.pilot import Pilot
+from kareus.runtime.prometheus import PrometheusFile
 from kareus.runtime.records import RecordWriter, Tally
 from kareus.runtime.session import Mode, Session
 from kareus.runtime.streams import timeline_for
@@ -47,12 +48,13 @@ def attach(
     on_mismatch: Literal["error", "stock"] = "error",
     guard: GuardSettings | bool = True,
     records: str | None = None,
+    prometheus: str | None = None,
     watch_after_s: float | None = None,
 ) -> Session:
     """Attach Kareus to a wrapped model; every rank calls it, before the first step.
 
     Arguments left out come from the environment: KAREUS_SCHEDULE (a file), KAREUS_COLLECT and
-    KAREUS_PROFILE (directories), KAREUS_RECORDS (a directory). KAREUS_DISABLE=1 makes this a no-op.
+    KAREUS_PROFILE (directories), KAREUS_RECORDS and KAREUS_PROMETHEUS (directories). KAREUS_DISABLE=1 makes this a no-op.
     The step boundary is the end of `optimizer.step()` (of the last one in a sequence); without an
     optimizer call `session.step()` after each step.
 
@@ -66,6 +68,7 @@ def attach(
             train on as stock.
         guard: False replays without comparing against stock; GuardSettings tunes the comparison.
         records: directory for StepRecords, one file a rank.
+        prometheus: directory for a text file of metrics, one a rank, rewritten every ten seconds.
         watch_after_s: name a collective that lasts longer; by default half the group's timeout, 60 s at most.
 
     Raises:
@@ -115,6 +118,7 @@ def attach(
         job, exchange, tally, chosen,
         optimizer=optimizer, mode=mode, mine=mine, reason=reason, guard=guard, clocks=clocks,
         records=records or torch_api.environment("KAREUS_RECORDS"), watch_after_s=watch_after_s,
+        prometheus=prometheus or torch_api.environment("KAREUS_PROMETHEUS"),
         collect_dir=collect_dir if mode == "collect" else profile_dir,
     )  # fmt: skip
 
@@ -142,6 +146,7 @@ def _assemble(
     guard: GuardSettings | bool,
     clocks: str,
     records: str | None,
+    prometheus: str | None,
     watch_after_s: float | None,
     collect_dir: str | None,
 ) -> Session:
@@ -198,6 +203,12 @@ def _assemble(
             from kareus.collect import start
 
             session.follow(start(session))
+        if prometheus:
+            session.follow(
+                PrometheusFile(
+                    prometheus, tally, records=lambda: session.records, state=lambda: session.state
+                )
+            )
     except BaseException:
         session.detach()
         raise

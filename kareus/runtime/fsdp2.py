@@ -56,6 +56,7 @@ class Fsdp2Driver:
         self.stalls = Stalls(conductor)
         self._lists_taken = False
         self._name_targets()
+        self._ahead = self._phases_ahead()
         self._unwrap_root: Callable[[], None] = lambda: None
         self.board = LaunchBoard(
             job.root,
@@ -70,6 +71,15 @@ class Fsdp2Driver:
         self.deferral = ReduceDeferral(
             0 if schedule is None else schedule.reduce_scatter_deferral, active=lambda: conductor.scheduling
         )
+
+    def _phases_ahead(self) -> frozenset[str]:
+        """Return the phases whose gathers a schedule issues ahead of their need on a device without streams."""
+        schedule = self.conductor.schedule
+        if schedule is None or self.stalls.enabled:
+            return frozenset()
+        depths = {"forward": schedule.forward_prefetch, "backward": schedule.backward_prefetch}
+        launched = {phase for found in self._targets.values() for _, phase in found if phase != REDUCE}
+        return frozenset(launched | {phase for phase, depth in depths.items() if depth})
 
     def group_tuples(self) -> list[tuple[int, ...]]:
         """Return the rank tuples this rank's units communicate over."""
@@ -265,6 +275,19 @@ class Fsdp2Driver:
         if ticket.decision.serialise and self.compute_stream is not None:
             self.timeline.wait_stream(self.timeline.current_stream(), self.compute_stream)
         return ticket
+
+    def gathers_in_background(self, ticket: Ticket) -> bool:
+        """Return whether a gather on CPU goes on while compute does.
+
+        On CUDA streams do that. FSDP2's collectives on CPU block instead, so that gathering ahead would
+        gain nothing: where the schedule sets how far ahead, gloo's threads carry the gather out.
+        """
+        return (
+            self.conductor.scheduling
+            and ticket.key.phase in self._ahead
+            and ticket.path.name == "nccl"
+            and not ticket.decision.serialise
+        )
 
     def after_issue(self, ticket: Ticket) -> None:
         """Make compute wait for a collective that nothing shall run beside."""

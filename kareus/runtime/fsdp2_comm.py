@@ -43,9 +43,13 @@ class PlannedAllGather(AllGather):
         driver, conductor = self.driver, self.driver.conductor
         ticket = driver.open("all_gather", self.unit, input_tensor, group)
         flight = conductor.enter(ticket)
+        work = None
+        background = self._plain and driver.gathers_in_background(ticket)
         try:
             if self._plain:
-                work = ticket.path.all_gather(output_tensor, input_tensor, ticket.group, async_op)
+                work = ticket.path.all_gather(
+                    output_tensor, input_tensor, ticket.group, async_op or background
+                )
             else:
                 work = self.inner(
                     output_tensor=output_tensor,
@@ -54,7 +58,10 @@ class PlannedAllGather(AllGather):
                     async_op=async_op,
                 )
         finally:
-            conductor.leave(flight)
+            if background and work is not None:
+                work = conductor.goes_on(flight, work)
+            else:
+                conductor.leave(flight)
         driver.stalls.gather_issued(self.unit.name)
         driver.after_issue(ticket)
         return work

@@ -148,6 +148,23 @@ class SlowPath:
         return self.inner.all_reduce(tensor, group, op)
 
 
+class SlowCompute:
+    """Compute that is slow while the schedule is in force: too few SMs left for it, or too low a clock."""
+
+    def __init__(self, model: Any, seconds: float) -> None:
+        self.model, self.seconds, self.handle = model, seconds, None
+
+    def on_arm(self, *, scheduled: bool) -> None:
+        self.finish()
+        if scheduled:
+            self.handle = self.model.register_forward_pre_hook(lambda *_: time.sleep(self.seconds))
+
+    def finish(self) -> None:
+        if self.handle is not None:
+            self.handle.remove()
+        self.handle = None
+
+
 def bad_schedule(rank: int, world_size: int, *, wrapper: str, kind: str, knob: str, steps: int = 50) -> Any:
     """Replay a schedule whose choice is slow on this machine, under the guard's default settings."""
 
@@ -168,9 +185,12 @@ def bad_schedule(rank: int, world_size: int, *, wrapper: str, kind: str, knob: s
     expected = train(stock, optimizer_of(stock))
     fingerprint, observed = observe(make(), rank)
     keys: list[CollectiveKey] = [k for k in observed if k.kind == kind]
-    choice: dict[str, Any] = {"path": Path.COPY_ENGINE} if knob == "path" else {"num_ctas": 1}
+    choices: dict[str, dict[str, Any]] = {"path": {"path": Path.COPY_ENGINE}, "budget": {"num_ctas": 1}}
+    margin = 64 if knob == "compute" else None
     schedule = Schedule(
-        fingerprint=fingerprint, decisions=tuple(Decision(collective=k, **choice) for k in keys)
+        fingerprint=fingerprint,
+        decisions=tuple(Decision(collective=k, **choices.get(knob, {})) for k in keys),
+        compute_sm_margin=margin,
     )
     model = make()
     optimizer = optimizer_of(model)
@@ -178,6 +198,8 @@ def bad_schedule(rank: int, world_size: int, *, wrapper: str, kind: str, knob: s
     conductor: Any = session.conductor
     rungs = set(conductor.ladder.groups.values())
     slow = 0.015
+    if knob == "compute":
+        session.switch(SlowCompute(model, 4 * slow))
     for path, inner in list(conductor.paths.items()):
         assert isinstance(inner, GroupPath | PeerCopyPath)
         if path is Path.COPY_ENGINE:

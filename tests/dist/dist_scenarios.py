@@ -21,6 +21,8 @@ from dist_models import (
 
 import kareus
 from kareus.errors import MismatchError
+from kareus.runtime.paths import GroupPath
+from kareus.schedule import Path, Schedule
 
 
 def compare(make: Any, schedule: Any, rank: int, *, steps: int = 20, guard: Any = OFF, **loop: Any) -> Any:
@@ -52,6 +54,49 @@ def fsdp2_every_knob(rank: int, world_size: int, *, bf16: bool = False, **net: A
 
     schedule = fsdp_schedule(*observe(make(), rank))
     return compare(make, schedule, rank)
+
+
+class NotingPath(GroupPath):
+    """Notes which gathers go on in the background."""
+
+    def __init__(self) -> None:
+        self.background: list[bool] = []
+
+    def all_gather(self, output: Any, tensor: Any, group: Any, async_op: bool) -> Any:
+        self.background.append(async_op)
+        return super().all_gather(output, tensor, group, async_op)
+
+
+def gathers_ahead(rank: int, world_size: int) -> Any:
+    """Gathers issued ahead go on in the background on CPU, only with the schedule, and all are waited for."""
+
+    def make() -> Any:
+        return shard(make_net())
+
+    fingerprint, keys = observe(make(), rank)
+    schedule = Schedule(fingerprint=fingerprint, forward_prefetch=1, backward_prefetch=1)
+    stock = make()
+    expected = train(stock, optimizer_of(stock), rank, 8)
+    model = make()
+    optimizer = optimizer_of(model)
+    session: Any = kareus.attach(model, optimizer, schedule=schedule, guard=OFF)
+    path = session.conductor.paths[Path.NCCL] = NotingPath()
+    losses = train(model, optimizer, rank, 8)
+    session.report()
+    waiting = list(session.conductor.watch._flights)
+    arms = [r.arm for r in session.records]
+    exposed = [r.exposed_comm_us for r in session.records]
+    session.detach()
+    gathers = len([key for key in keys if key.kind == "all_gather"])
+    steps = [path.background[i : i + gathers] for i in range(0, len(path.background), gathers)]
+    return {
+        "equal": losses == expected and weights(model) == weights(stock),
+        "background": {
+            arm: sorted({b for a, s in zip(arms, steps, strict=True) if a == arm for b in s}) for arm in arms
+        },
+        "waiting": [str(flight.key) for flight in waiting],
+        "exposed": exposed,
+    }
 
 
 def ddp_every_knob(rank: int, world_size: int, **arguments: Any) -> Any:

@@ -22,6 +22,8 @@ BAD = [
     ("fsdp2", "reduce_scatter", "budget"),
     ("ddp", "all_reduce", "path"),
     ("ddp", "all_reduce", "budget"),
+    ("fsdp2", "all_gather", "compute"),
+    ("ddp", "all_reduce", "compute"),
 ]
 
 

@@ -14,6 +14,7 @@ SCENARIOS: dict[str, tuple[str, dict[str, Any]]] = {
     "fsdp2": ("fsdp2_every_knob", {}),
     "fsdp2 bf16": ("fsdp2_every_knob", {"bf16": True}),
     "ddp": ("ddp_every_knob", {}),
+    "ahead": ("gathers_ahead", {}),
     "mismatch fsdp2": ("other_schedule", {"wrapper": "fsdp2", "on_mismatch": "error"}),
     "mismatch ddp": ("other_schedule", {"wrapper": "ddp", "on_mismatch": "error"}),
     "stock fsdp2": ("other_schedule", {"wrapper": "fsdp2", "on_mismatch": "stock"}),
@@ -64,3 +65,11 @@ def test_other_schedule_with_on_mismatch_stock_trains_as_stock(
         assert result["equal"]
         assert set(result["arms"]) == {"stock"}
         assert "forward_prefetch" in result["reason"]
+
+
+def test_gathers_issued_ahead_go_on_beside_compute(world: dict[str, list[Any]]) -> None:
+    for result in succeed(world["ahead"]):
+        assert result["equal"]
+        assert result["background"] == {"observe": [False], "scheduled": [True]}
+        assert result["waiting"] == []
+        assert all(exposed > 0 for exposed in result["exposed"])
