@@ -48,6 +48,7 @@ class _Issue:
     text: bytes
     unplanned: bool
     unavailable: bool
+    copies: bool
 
 
 @dataclass(kw_only=True)
@@ -136,7 +137,9 @@ class Conductor:
             ordinal = self._ordinals.get(slot, 0)
             self._ordinals[slot] = ordinal + 1
         known = (kind, unit, phase, ordinal, num_bytes, group, self.arm == "scheduled" and not evaluating)
-        issue = self._issues.get(known) or self._prepare(*known)
+        issue = self._issues.get(known)
+        if issue is None or (issue.copies and torch_api.is_capturing(self.timeline.device)):
+            issue = self._prepare(*known)
         measure = self.measure
         measure.num_collectives += 1
         if issue.unplanned:
@@ -175,9 +178,11 @@ class Conductor:
             name=str(key).encode(),
             text=issue_text(key, path.name, decision.num_ctas or 0, num_bytes),
             unplanned=scheduling and planned is None and bool(self._plan),
+            copies=path is not self.paths[Path.NCCL],
             unavailable=decision.path is not Path.NCCL and path is self.paths[Path.NCCL],
         )
-        self._issues[kind, unit, phase, ordinal, num_bytes, group, scheduling] = issue
+        if not torch_api.is_capturing(self.timeline.device):  # copies are not made inside a capture
+            self._issues[kind, unit, phase, ordinal, num_bytes, group, scheduling] = issue
         return issue
 
     def enter(self, ticket: Ticket) -> Flight:
