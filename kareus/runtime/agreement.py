@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from hashlib import sha256
 from typing import Any, Protocol
 
 import msgspec
@@ -209,13 +210,16 @@ def agree(
         problems.append("a schedule was given here, rank 0 has none")
     warnings: list[str] = []
     if chosen is not None:
+        if settings.get("mode") == "None":
+            settings = {**settings, "mode": "replay"}  # given nothing itself, this rank does what rank 0 does
         if schedule is not None and schedule.digest() != chosen.digest():
             problems += describe_difference(schedule, chosen)
         problems += chosen.fingerprint.differences(job)
         for name, value in chosen.fingerprint.conditions.items():
             if name in job.conditions and job.conditions[name] != value:
                 warnings.append(f"schedule was made with {name} {value}, this job has {job.conditions[name]}")
-    shape = msgspec.json.encode((job.wrapper, job.world_size, job.units)).decode()
+    # A digest, since every rank receives every answer: a thousand lists of units would be megabytes.
+    shape = sha256(msgspec.json.encode((job.wrapper, job.world_size, job.units))).hexdigest()
     answers = exchange.gather(
         {"problems": problems[:MAX_DIFFERENCES], "warnings": warnings, "settings": settings, "shape": shape}
     )
@@ -254,6 +258,26 @@ def _unequal(answers: list[dict[str, Any]], rank: int) -> list[str]:
             if theirs != value:
                 found.append(f"rank {other}: {name} is {theirs!r}, rank 0 has {value!r}")
     return found
+
+
+def exchange_tuples(exchange: Exchange, mine: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Return the rank tuples of every rank's groups, sorted, the same list on every rank.
+
+    Evenly spaced ranks travel as (first, count, stride): a thousand ranks of one group say so in three
+    numbers each.
+    """
+    found = {
+        tuple(range(row[1], row[1] + row[2] * row[3], row[3])) if row[0] else tuple(row[1:])
+        for rows in exchange.gather([_packed(ranks) for ranks in mine])
+        for row in rows
+    }
+    return sorted(found)
+
+
+def _packed(ranks: tuple[int, ...]) -> list[int]:
+    stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
+    even = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks) * stride, stride))
+    return [1, ranks[0], len(ranks), stride] if even else [0, *ranks]
 
 
 def mismatch_error(problems: tuple[str, ...]) -> MismatchError:

@@ -16,7 +16,14 @@ from torch import nn
 
 from kareus.errors import InputError, UsageError
 from kareus.runtime import ddp, fsdp2, torch_api
-from kareus.runtime.agreement import Exchange, GroupExchange, agree, make_exchange, mismatch_error
+from kareus.runtime.agreement import (
+    Exchange,
+    GroupExchange,
+    agree,
+    exchange_tuples,
+    make_exchange,
+    mismatch_error,
+)
 from kareus.runtime.clocks import open_clocks
 from kareus.runtime.compute_sms import open_compute_sms
 from kareus.runtime.conductor import Conductor
@@ -108,6 +115,8 @@ def attach(
     if warning:
         tally.add("one_connection", warning)
     chosen, reason = answer.schedule, ""
+    if mode is None and chosen is not None:
+        mode = "replay"  # one file on rank 0's host is enough
     if answer.problems:
         error = mismatch_error(answer.problems)
         if on_mismatch == "error":
@@ -260,8 +269,7 @@ def _all_tuples(exchange: Exchange, job: Job) -> list[tuple[int, ...]]:
         mine = [torch_api.group_ranks(job.root.process_group)]  # type: ignore[arg-type]
     else:
         mine = sorted({torch_api.group_ranks(g) for u in job.units for g in torch_api.unit_groups(u.group)})
-    found = {tuple(ranks) for rows in exchange.gather([list(t) for t in mine]) for ranks in rows}
-    return sorted(found)
+    return exchange_tuples(exchange, mine)
 
 
 def _copy_path(
