@@ -116,6 +116,28 @@ def print_simulate(document: Mapping[str, Any], *, file: IO[str] | None = None) 
     _facts(out, facts)
 
 
+def print_scaling(document: Mapping[str, Any], *, file: IO[str] | None = None) -> None:
+    """Print the clusters of a `kareus.simulate/1` document, and under them what was assumed."""
+    out = console(file)
+    rows = []
+    assumed: dict[str, None] = {}
+    for row in document["scaling"]:
+        before, after = row["stock"], row["scheduled"]
+        exposed = percent(before["exposed_comm_us"] / before["time_us"])
+        rows.append([
+            row["label"], str(row["ranks"]), str(row["hosts"]), ms(before["time_us"]), exposed,
+            ms(after["time_us"]), signed_percent(change(before["time_us"], after["time_us"])),
+            signed_percent(change(before["energy_j"], after["energy_j"])),
+        ])  # fmt: skip
+        assumed |= dict.fromkeys(row["assumptions"])
+    head = ("links", "ranks", "hosts", "stock", "exposed", "scheduled", "time", "energy a GPU")
+    grid(out, head, rows)
+    how = "solved for each" if document["scaling"][0]["solved_for_cluster"] else "one schedule for all"
+    out.print(f"predicted by the cost model, {how}; nothing here was run on such a cluster. Assumed:")
+    for sentence in assumed:
+        out.print(f"  {sentence}")
+
+
 def print_compare(document: Mapping[str, Any], *, file: IO[str] | None = None) -> None:
     """Print a `kareus.compare/1` document: one row for each policy; changes are against the first."""
     out = console(file)
