@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass
 
 from kareus.errors import InputError, UsageError
+from kareus.model.calibrate import calibrated
 from kareus.model.cost import CostModel
 from kareus.model.profile import Profile
 from kareus.plan.calibrate import fit_link
@@ -23,7 +24,7 @@ class StepInput:
 
     Attributes:
         traces: the job's traces. graph: the chosen step of the chosen rank.
-        cost: fitted from the profile, or assumed. profile_note: a sentence on where the costs come from.
+        cost: fitted from the profile, or assumed; calibrated to the chosen step. profile_note: a sentence on where the costs come from.
         conditions: versions and hardware of the recording.
     """
 
@@ -60,6 +61,7 @@ def read_step(args: argparse.Namespace) -> StepInput:
     cost, note = read_cost(args.profile, chosen)
     if 1 < len(ranks) <= ALIGN_UP_TO:
         cost = fit_link(cost, traces.alignment, traces.world_size)
+    cost = calibrated(cost, chosen)  # after the link: what it then moves is this job's contention and clock
     return StepInput(
         traces=traces, graph=chosen, cost=cost, profile_note=note, conditions=conditions(traces, chosen)
     )

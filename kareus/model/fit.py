@@ -13,17 +13,31 @@ import numpy as np
 
 from kareus.trace.types import F64
 
-REFRESH = 6  # steps between Jacobians by differences; rank-one updates in between
+REFRESH = 8  # steps between Jacobians by differences; rank-one updates in between
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prior:
-    """Belief about p parameters before the data: independent normals inside bounds, float[p] each."""
+    """Belief about p parameters before the data: normals inside bounds, float[p] each.
+
+    Attributes:
+        mean, sd, lower, upper: of each parameter.
+        correlation: between parameters, float[p, p]; None is independent. What the data say about one
+            parameter then also moves those believed to be alike.
+    """
 
     mean: F64
     sd: F64
     lower: F64
     upper: F64
+    correlation: F64 | None = None
+
+    @property
+    def precision(self) -> F64:
+        """Inverse of the covariance, float[p, p]."""
+        if self.correlation is None:
+            return np.diag(self.sd**-2)
+        return np.asarray(np.linalg.inv(self.correlation * np.outer(self.sd, self.sd)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +64,7 @@ def least_squares(
     *,
     start: F64 | None = None,
     max_iterations: int = 40,
-    tolerance: float = 1e-4,
+    tolerance: float = 2e-3,
     robust: float = 4.0,
     slopes: F64 | None = None,
 ) -> Fit:
@@ -67,19 +81,20 @@ def least_squares(
         The fit; where the search ended for lack of iterations it is the best point seen.
     """
     x = np.clip(prior.mean if start is None else start, prior.lower, prior.upper).astype(float)
+    precision = prior.precision
     rows = residuals(x)
-    value = _value(rows, x, prior, robust)
+    value = _value(rows, x - prior.mean, precision, robust)
     damping, accepted, age = 1e-2, 0, 0
     jacobian = _jacobian(residuals, x, rows, prior) if slopes is None else slopes
     for _ in range(max_iterations):
         weight = _weights(rows, robust)
-        normal = jacobian.T @ (weight[:, None] * jacobian) + np.diag(prior.sd**-2)
-        slope = jacobian.T @ (weight * rows) + (x - prior.mean) / prior.sd**2
+        normal = jacobian.T @ (weight[:, None] * jacobian) + precision
+        slope = jacobian.T @ (weight * rows) + precision @ (x - prior.mean)
         improved = False
         for _ in range(8):
             proposal = _step(x, normal, slope, damping, prior)
             new_rows = residuals(proposal)
-            new_value = _value(new_rows, proposal, prior, robust)
+            new_value = _value(new_rows, proposal - prior.mean, precision, robust)
             if new_value < value:
                 improved = True
                 break
@@ -90,6 +105,8 @@ def least_squares(
             jacobian, age, slopes, damping = _jacobian(residuals, x, rows, prior), 0, None, 1e-2
             continue
         decrease = (value - new_value) / max(value, 1e-12)
+        move = proposal - x
+        jacobian = jacobian + np.outer(new_rows - rows - jacobian @ move, move) / float(move @ move)
         x, rows, value, damping, accepted = (
             proposal,
             new_rows,
@@ -97,22 +114,24 @@ def least_squares(
             max(damping / 5, 1e-6),
             accepted + 1,
         )
-        if decrease < tolerance:
+        age += 1
+        if decrease < tolerance and age == 1:
             break
-        jacobian = _jacobian(residuals, x, rows, prior)
+        if decrease < tolerance or age >= REFRESH:
+            jacobian, age, slopes = _jacobian(residuals, x, rows, prior), 0, None
     weight = _weights(rows, robust)
     freedom = max(len(rows) - min(len(x), len(rows) - 1), 1)
     scale = max(float(np.sqrt((weight * rows**2).sum() / freedom)), 1e-9) if len(rows) else 1.0
     widen = max(scale, 1.0) ** 2
-    normal = jacobian.T @ (weight[:, None] * jacobian) / widen + np.diag(prior.sd**-2)
+    normal = jacobian.T @ (weight[:, None] * jacobian) / widen + precision
     sd = np.sqrt(np.diag(np.linalg.inv(normal)))
     return Fit(x=x, sd=sd, residuals=rows, identified=sd < 0.7 * prior.sd, iterations=accepted, scale=scale)
 
 
-def _value(rows: F64, x: F64, prior: Prior, robust: float) -> float:
+def _value(rows: F64, moved: F64, precision: F64, robust: float) -> float:
     size = np.abs(rows)
     loss = np.where(size <= robust, rows**2, 2 * robust * size - robust**2).sum()
-    return float(loss + (((x - prior.mean) / prior.sd) ** 2).sum())
+    return float(loss + moved @ precision @ moved)
 
 
 def _weights(rows: F64, robust: float) -> F64:

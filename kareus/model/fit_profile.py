@@ -21,7 +21,7 @@ from kareus.trace.types import F64
 
 _LINK_SD = {"gb_per_s_per_cta": 0.4, "gb_per_s": 0.4, "knee": 0.5}
 _BESIDE_SD = {
-    "sm_share": 0.6, "wave_share": 0.8, "memory_share": 0.6, "link_loss": 0.6, "power_w": 0.3,
+    "sm_share": 0.6, "wave_share": 0.8, "memory_share": 0.6, "link_loss": 0.8, "power_w": 0.3,
     "clock_share": 0.3, "clock_energy": 0.4,
 }  # fmt: skip
 _KIND_SD = {"w_per_cta": 0.5, "j_per_gb": 0.6}  # memory traffic cannot be told from memory_share
@@ -30,6 +30,11 @@ _GLOBAL_SD = {"static_power_w": 0.1, "serialise_us": 0.7}
 _LIMITS = {
     "sm_share": 2.0, "wave_share": 1.0, "memory_share": 2.0, "link_loss": 0.9,
     "clock_share": 1.0, "knee": 40.0,
+}  # fmt: skip
+# How alike a quantity is believed to be over classes or kinds of collective: what one of them shows moves
+# those nobody measured. All collectives run on one link by the same library.
+_ALIKE = {
+    "link_loss": 0.8, "gb_per_s_per_cta": 0.9, "gb_per_s": 0.9, "knee": 0.7, "w_per_cta": 0.7, "j_per_gb": 0.7,
 }  # fmt: skip
 MIN_TIME_SD, MIN_ENERGY_SD = 0.01, 0.015
 
@@ -110,7 +115,13 @@ def _fit(
     mean = np.log([cost[name] for name in names])
     upper = np.array([np.log(_LIMITS.get(name.rpartition(".")[2], np.inf)) for name in names])
     sd = np.array(list(names.values()))
-    prior = Prior(mean=mean, sd=sd, lower=mean - 6 * sd, upper=np.minimum(mean + 6 * sd, upper))
+    prior = Prior(
+        mean=mean,
+        sd=sd,
+        lower=mean - 6 * sd,
+        upper=np.minimum(mean + 6 * sd, upper),
+        correlation=_correlation(list(names)),
+    )
 
     def residuals(x: F64) -> F64:
         return _residuals(
@@ -135,6 +146,18 @@ def _fit(
         )
     notes = (f"not identified by the profile: {', '.join(lost)}",) if lost else ()
     return cost.with_constants(changed, notes=notes), fit
+
+
+def _correlation(names: Sequence[str]) -> F64:
+    """Prior correlation of constants: the same quantity of different classes or kinds is alike."""
+    found = np.eye(len(names))
+    for i, one in enumerate(names):
+        owner, _, quantity = one.rpartition(".")
+        for j, two in enumerate(names):
+            other, _, same = two.rpartition(".")
+            if i != j and quantity == same and "copy_engine" not in (owner, other):
+                found[i, j] = _ALIKE.get(quantity, 0.0)
+    return found
 
 
 def _residuals(cost: CostModel, profile: Profile, samples: Sequence[Sample]) -> F64:
