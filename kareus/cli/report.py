@@ -8,9 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from kareus import __version__
+from kareus.cli.clusters import Scaled, add_cluster_arguments, clusters_of, scale, scaling_rows
 from kareus.cli.inputs import StepInput, add_step_arguments, read_step
 from kareus.cli.simulate import check_fits
 from kareus.errors import UsageError
+from kareus.model.cluster import assumptions
 from kareus.model.simulate import simulate
 from kareus.report.build import Context, RankInput, build_report
 from kareus.report.data import ReportData
@@ -47,6 +49,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--policies", action="store_true", help="also compare published policies on this step (takes longer)"
     )
+    add_cluster_arguments(parser)
     parser.set_defaults(run=run)
 
 
@@ -54,12 +57,15 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, write the files, print where they are."""
     if args.perfetto is not None and args.perfetto == args.output:
         raise UsageError(f"--perfetto and -o both name {args.output}; give each a file of its own")
+    clusters = clusters_of(args) if args.ranks is not None else []
     schedule = Schedule.load(args.schedule)
     frontier = read_frontier(args.frontier) if args.frontier else None
     step = read_step(args)
     check_fits(schedule, step, args.schedule)
     ranks = _ranks(step, schedule)
     report = build_report(ranks, schedule, _context(args, step, schedule, ranks), frontier)
+    if clusters:
+        report = _with_clusters(report, scale(step, schedule, clusters))
     if args.policies:
         report = _with_policies(report, step)
     write_bytes(args.output, render(report).encode())
@@ -162,6 +168,12 @@ def _notes(step: StepInput, ranks: list[RankInput]) -> tuple[str, ...]:
     for rank in ranks[:1]:
         notes += getattr(rank.scheduled, "notes", ())
     return tuple(notes)
+
+
+def _with_clusters(report: ReportData, rows: list[Scaled]) -> ReportData:
+    """Add the scaled rows, and what they assume to the page's assumptions."""
+    assumed = dict.fromkeys(text for row in rows for text in assumptions(row.cluster))
+    return replace(report, scaling=scaling_rows(rows), assumptions=(*report.assumptions, *assumed))
 
 
 def _with_policies(report: ReportData, step: StepInput) -> ReportData:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kareus.cli import report
 from kareus.cli import simulate as command
 from kareus.cli.clusters import clusters_of, scale, scaling_rows
 from kareus.cli.inputs import StepInput, read_step
@@ -163,3 +164,16 @@ def test_solving_for_a_cluster_is_no_slower_than_stock_there() -> None:
     (shown,) = scaling_rows([row])
     assert shown.label == "test, 8 hosts"
     assert shown.stock.time_us == row.stock.time_us
+
+
+def test_report_shows_clusters_and_what_they_assume(tmp_path: Path) -> None:
+    file, page = tmp_path / "schedule.json", tmp_path / "report.html"
+    Schedule(fingerprint=fingerprint(recorded("ddp-nvlink-default").graph), decisions=()).save(str(file))
+    parser = argparse.ArgumentParser()
+    report.add_parser(parser.add_subparsers())
+    where = ["report", str(TRACES / "ddp-nvlink-default"), "--schedule", str(file), "-o", str(page)]
+    args = parser.parse_args([*where, "--ranks", "1024", "--link-gbps", "ethernet"])
+    assert args.run(args) == 0
+    text = page.read_text()
+    assert "ethernet, 128 hosts" in text
+    assert "each host sends at most 400 Gbit/s" in text
