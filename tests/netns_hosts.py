@@ -50,13 +50,13 @@ class Cluster:
         self, script: Sequence[str], *, per_host: int = 1, env: dict[str, str] | None = None,
         host_env: dict[int, dict[str, str]] | None = None, max_restarts: int = 0,
     ) -> None:  # fmt: skip
-        """Start torchrun on every host (c10d rendezvous on host 0)."""
+        """Start torchrun on every host (c10d rendezvous on host 0); ranks follow the order of addresses."""
         for host in range(self.num_hosts):
             command = [
                 "ip", "netns", "exec", f"{self.name}h{host}", sys.executable, "-m", "torch.distributed.run",
-                f"--nnodes={self.num_hosts}", f"--nproc-per-node={per_host}", f"--node-rank={host}",
-                f"--max-restarts={max_restarts}", "--master-addr", self.address(0), "--master-port", str(PORT),
-                *script,
+                f"--nnodes={self.num_hosts}", f"--nproc-per-node={per_host}", f"--max-restarts={max_restarts}",
+                "--rdzv-backend=c10d", f"--rdzv-endpoint={self.address(0)}:{PORT}", f"--rdzv-id={self.name}",
+                f"--local-addr={self.address(host)}", *script,
             ]  # fmt: skip
             environment = {
                 **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0",
