@@ -7,12 +7,14 @@ Method. Relaxing every table to its lower convex hull gives a linear programme w
 flow: flow on an operation is the price of its time in watts, the flow value is the price of the makespan.
 A few dozen prices, placed where the chord of the convex frontier is still loose, give its vertices. Plans
 between two vertices are convex combinations of the two (start times and durations are linear), which are
-rounded to real options at several thresholds, repaired with the slack left, and the best are kept.
+rounded to real options at several thresholds, repaired with the slack left, and the best are kept. A local
+search (solver.slack_search) then works on the deadlines where the gap is largest.
 
 Bound. Any conserved flow `f` of value `lam` proves, for every deadline D,
 `E(D) >= sum_v min_o(e_vo + f_v t_vo) - lam D`, because the flow splits into paths and no path is longer
 than D. It is evaluated from the original tables, so it does not depend on the hull, on rounding inside
-the flow solver, or on the flow being optimal.
+the flow solver, or on the flow being optimal. On graphs of a few operations, where one whole option may be
+worth more than the gap wanted, the loosest deadlines are solved exactly as well.
 """
 
 from __future__ import annotations
@@ -20,12 +22,14 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from solver.slack_polish import polished
 from solver.slack_round import Graph, finish_plans, improve, round_plans
+from solver.slack_search import SearchSpace
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -72,6 +76,7 @@ class SlackFrontier:
         time_us: float64[p] makespans. energy_mj: float64[p], options only.
         choices: int16[p, n], option index in the operation's table.
         prices_mw: float64[q], lagrange_mj: float64[q]: the lines of the lower bound.
+        proven_us, proven_mj: float64[r]: no plan that meets a deadline of at most `proven_us` needs less.
         least_time_us: the makespan of all-fastest, which no plan beats.
         static_power_mw: as in the problem. solve_s: wall time.
     """
@@ -84,12 +89,17 @@ class SlackFrontier:
     least_time_us: float
     static_power_mw: float
     solve_s: float
+    proven_us: Floats = field(default_factory=lambda: np.zeros(0))
+    proven_mj: Floats = field(default_factory=lambda: np.zeros(0))
 
     def bound_mj(self, deadline_us: Floats | float) -> Floats:
         """Lower bound on the option energy of plans that meet each deadline (infinite below the least)."""
-        deadline = np.atleast_1d(np.asarray(deadline_us, np.float64))
-        lines = self.lagrange_mj[:, None] - self.prices_mw[:, None] * 1e-6 * deadline[None, :]
-        bound: Floats = np.where(deadline + 1e-6 < self.least_time_us, np.inf, lines.max(axis=0))
+        # Makespans are whole microseconds, so a deadline between two of them is as good as the earlier one.
+        deadline = np.floor(np.atleast_1d(np.asarray(deadline_us, np.float64)) + 1e-6)
+        best = (self.lagrange_mj[:, None] - self.prices_mw[:, None] * 1e-6 * deadline[None, :]).max(axis=0)
+        for until_us, energy_mj in zip(self.proven_us, self.proven_mj, strict=True):
+            best = np.where(deadline <= until_us, np.maximum(best, energy_mj), best)
+        bound: Floats = np.where(deadline < self.least_time_us, np.inf, best)
         return bound
 
     def index_at(self, deadline_us: float) -> int:
@@ -104,12 +114,25 @@ class SlackFrontier:
     def gaps(self) -> Floats:
         """float64[p]: proven relative gap of total energy, worst over the deadlines each plan answers.
 
-        The plan of index i answers every deadline up to the next plan's makespan, so its gap is taken at
+        The plan of index i answers every deadline before the next plan's makespan, so its gap is taken at
         that far end, where the bound is lowest.
         """
-        far = np.append(self.time_us[1:], self.time_us[-1])
-        gap: Floats = np.maximum(self.energy_mj - self.bound_mj(far), 0.0) / np.abs(self.total_mj())
+        bound = self.bound_mj(self.answered_until_us())
+        gap: Floats = np.maximum(self.energy_mj - bound, 0.0) / np.abs(self.total_mj())
         return gap
+
+    def answered_until_us(self) -> Floats:
+        """float64[p]: the last whole microsecond before the next plan takes over."""
+        return np.append(self.time_us[1:] - 1.0, self.time_us[-1])
+
+    def with_plans(self, plans: tuple[Floats, Floats, NDArray[np.int16]]) -> SlackFrontier:
+        """Return the frontier with further plans (makespans, energies, choices [p, n]), dominated ones left out."""
+        makespan, energy, choices = _pareto(
+            np.concatenate([self.time_us, plans[0]]),
+            np.concatenate([self.energy_mj, plans[1]]),
+            np.concatenate([self.choices, plans[2]]),
+        )
+        return replace(self, time_us=makespan, energy_mj=energy, choices=choices)
 
 
 def make_table(time_us: Iterable[float], energy_mj: Iterable[float]) -> Table:
@@ -139,6 +162,7 @@ def slack_frontier(
     *,
     points: int = 2000,
     tolerance: float | None = None,
+    search_work: float = 0.0,
     progress: Callable[[int, float], None] | None = None,
 ) -> SlackFrontier:
     """Return the whole time-energy frontier with a proven bound for every deadline.
@@ -148,6 +172,8 @@ def slack_frontier(
         points: deadlines planned for; the frontier holds at most five times as many.
         tolerance: prices are added until the relaxed frontier is known this closely (share of total energy);
             None is 2e-4, and 6e-4 above 1,000 operations, where a price costs most of a second.
+        search_work: operations x plans x rounds of local search; 0 leaves it and exact solves out
+            (solver.slack_polish.SEARCH_WORK takes some seconds).
         progress: called with (prices solved, looseness left).
 
     Raises:
@@ -172,7 +198,7 @@ def slack_frontier(
         np.concatenate([rounded[2], swept[2]]),
     )
     makespan, energy, choices = _pareto(*improve(graph, problem.table_of, times, energies, makespan, choices))
-    return SlackFrontier(
+    frontier = SlackFrontier(
         time_us=makespan,
         energy_mj=energy,
         choices=choices,
@@ -180,8 +206,11 @@ def slack_frontier(
         lagrange_mj=lagrange,
         least_time_us=float(makespan[0]),
         static_power_mw=problem.static_power_mw,
-        solve_s=time.monotonic() - started,
+        solve_s=0.0,
     )
+    space = SearchSpace(graph=graph, table_of=problem.table_of, times=times, energies=energies)
+    frontier = polished(frontier, problem, space, search_work)
+    return replace(frontier, solve_s=time.monotonic() - started)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

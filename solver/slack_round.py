@@ -144,8 +144,8 @@ def round_plans(
             limit = np.stack([reach[kind][choices[v]] for v, kind in enumerate(table_of)])
             choices = spend_slack(turned, table_of, times, choices, deadline, limit=limit)
         choices = spend_slack(turned, table_of, times, choices, deadline)
-        makespan = graph.makespan(_durations(table_of, times, choices))
-        parts.append((makespan, _energy(table_of, energies, choices), choices.T))
+        makespan = graph.makespan(option_durations(table_of, times, choices))
+        parts.append((makespan, plan_energy(table_of, energies, choices), choices.T))
     return (
         np.concatenate([p[0] for p in parts]),
         np.concatenate([p[1] for p in parts]),
@@ -157,9 +157,9 @@ def finish_plans(
     graph: Graph, table_of: Ints, times: list[Floats], energies: list[Floats], choices: Choices
 ) -> tuple[Floats, Floats, Choices]:
     """Spend the slack of plans [n, p] within their makespans; returns makespan, energy, choices [p, n]."""
-    makespan = graph.makespan(_durations(table_of, times, choices))
+    makespan = graph.makespan(option_durations(table_of, times, choices))
     choices = spend_slack(graph, table_of, times, choices, makespan)
-    return makespan, _energy(table_of, energies, choices), choices.T
+    return makespan, plan_energy(table_of, energies, choices), choices.T
 
 
 def _neighbours(
@@ -214,9 +214,9 @@ def improve(
     Returns the given plans and the new ones together.
     """
     if len(makespan) < 2:
-        return makespan, _energy(table_of, energies, choices.T), choices
+        return makespan, plan_energy(table_of, energies, choices.T), choices
     start = choices.T.copy()
-    parts = [(makespan, _energy(table_of, energies, start), choices)]
+    parts = [(makespan, plan_energy(table_of, energies, start), choices)]
     room = np.append(makespan[1:] - 1.0, makespan[-1])
     last = np.array([len(times[k]) - 1 for k in table_of], np.int16)[:, None]
     for turned in (graph, graph.reverse()):
@@ -225,8 +225,8 @@ def improve(
         slower = spend_slack(turned, table_of, times, slower, room)
         parts.append(
             (
-                graph.makespan(_durations(table_of, times, slower)),
-                _energy(table_of, energies, slower),
+                graph.makespan(option_durations(table_of, times, slower)),
+                plan_energy(table_of, energies, slower),
                 slower.T,
             )
         )
@@ -275,14 +275,16 @@ def spend_slack(
     return result
 
 
-def _durations(table_of: Ints, times: list[Floats], choices: Choices) -> Floats:
+def option_durations(table_of: Ints, times: list[Floats], choices: Choices) -> Floats:
+    """float64[n, p]: durations of plans [n, p] in microseconds."""
     duration = np.empty(choices.shape)
     for v, kind in enumerate(table_of):
         duration[v] = times[kind][choices[v]]
     return duration
 
 
-def _energy(table_of: Ints, energies: list[Floats], choices: Choices) -> Floats:
+def plan_energy(table_of: Ints, energies: list[Floats], choices: Choices) -> Floats:
+    """float64[p]: option energies of plans [n, p] in millijoules."""
     total = np.zeros(choices.shape[1])
     for v, kind in enumerate(table_of):
         total += energies[kind][choices[v]]

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from kareus.errors import InfeasibleError, InputError, UsageError
 from kareus.plan.policies.pipeline import Pipeline, StageOption, StageProfile
 from solver.slack import SlackFrontier, SlackProblem, Table, make_table, slack_frontier
+from solver.slack_polish import SEARCH_WORK
 from solver.slack_round import Graph
 
 BLOCKING_POWER_W = {"A100": 83.64, "A40": 70.38}  # a GPU waiting in an NCCL receive; Perseus artefact
@@ -131,6 +132,7 @@ def plan_pipeline(
     blocking_power_w: float,
     time_unit_s: float | None = None,
     points: int = DEFAULT_POINTS,
+    search_work: float = SEARCH_WORK,
     progress: Callable[[int, float], None] | None = None,
 ) -> PerseusFrontier:
     """Return the whole time-energy frontier of a pipeline.
@@ -143,6 +145,7 @@ def plan_pipeline(
         time_unit_s: round times *down* to whole units, as lowtime does. Only for comparing with it: plans
             are then promised up to one unit an operation faster than they run. None keeps real times.
         points: deadlines planned for.
+        search_work: how much local search narrows the gaps (solver.slack_polish); 0 is quickest.
         progress: called with (prices solved, looseness left).
 
     Raises:
@@ -172,7 +175,7 @@ def plan_pipeline(
         static_power_mw=static_power_mw,
     )
     try:
-        slack = slack_frontier(problem, points=points, progress=progress)
+        slack = slack_frontier(problem, points=points, search_work=search_work, progress=progress)
     except ImportError as error:
         raise UsageError(
             f"planning a pipeline needs OR-Tools ({error}); pip install 'kareus[solver]'"
