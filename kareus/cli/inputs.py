@@ -24,7 +24,8 @@ class StepInput:
 
     Attributes:
         traces: the job's traces. graph: the chosen step of the chosen rank.
-        cost: fitted from the profile, or assumed; calibrated to the chosen step. profile_note: a sentence on where the costs come from.
+        cost: fitted from the profile, or assumed; then calibrated to the chosen step.
+        profile_note: a sentence on where the costs come from.
         conditions: versions and hardware of the recording.
     """
 

@@ -12,6 +12,7 @@ The published tables are read from KAREUS_SHARED (or ../shared beside the checko
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import os
 import platform
@@ -21,11 +22,14 @@ from pathlib import Path
 
 import numpy as np
 
+from kareus.model.clock_curve import clock_curves, spread_clocks
 from kareus.model.fit_profile import fit_profile
 from kareus.model.predict import predict
 from kareus.model.profile import Profile
+from kareus.model.surrogate import fit_surface, most_promising
 
 ROOT = Path(__file__).parents[2]
+SHARED = Path(os.environ.get("KAREUS_SHARED", ROOT.parent / "shared"))
 RESULTS = Path(__file__).parent / "results"
 PROFILE = ROOT / "traces/profiles/h200-nvlink.json"
 
@@ -85,12 +89,116 @@ def halves(args):
         print(json.dumps(summary), flush=True)
 
 
+def a100_sweep():
+    """The 876 settings as numbers, and the mean of their three repetitions: time s, energy J."""
+    folder = SHARED / "data/published/kareus/attn_sm_sweep_2025-07"
+    settings, time_s, energy_j = [], [], []
+    for name, clock in (("1200MHz", 1200.0), ("default_clock", 1410.0)):
+        with open(folder / f"energy_results_{name}.csv", newline="") as file:
+            for row in csv.DictReader(file):
+                start, end = int(row["overlap_start"]), int(row["overlap_end"])
+                apart = start < 0
+                place = (7.0, 7.0) if apart else (float(start), float(end))  # apart: after every op
+                blocks, threads = int(row["comm_sm_number"]), int(row["comm_block_size"])
+                settings.append((np.log(blocks), np.log(threads), *place, float(apart), clock))
+                time_s.append(np.mean([float(row[f"{i}:time (s)"]) for i in range(3)]))
+                energy_j.append(np.mean([float(row[f"{i}:total energy (J)"]) for i in range(3)]))
+    return np.array(settings), np.array(time_s), np.array(energy_j)
+
+
+FIRST, REFIT = 12, 7  # random settings before the surface chooses; measurements between length-scale fits
+
+
+def choose(settings, response, measured, rng):
+    """Row chosen after `measured` settings: random ones first, then by expected improvement."""
+    bounds = settings.min(axis=0), settings.max(axis=0)
+    seen = list(rng.choice(len(settings), FIRST, replace=False))
+    scales = None
+    while len(seen) < measured:
+        if (len(seen) - FIRST) % REFIT == 0:
+            scales = None
+        surface = fit_surface(settings[seen], response[seen], bounds=bounds, scales=scales)
+        scales = surface.scales
+        open_rows = np.setdiff1d(np.arange(len(settings)), seen)
+        seen.append(int(open_rows[most_promising(surface, settings[open_rows], response[seen].min())]))
+    return seen[int(np.argmin(response[seen]))]
+
+
+def sweep(args):
+    """Fit on 10 % of the published A100 sweep; choices after 40 measured settings."""
+    settings, time_s, energy_j = a100_sweep()
+    bounds = settings.min(axis=0), settings.max(axis=0)
+    fits = []
+    for seed in range(args.starts):
+        order = np.random.default_rng(seed).permutation(len(settings))
+        train, rest = order[: len(order) // 10], order[len(order) // 10 :]
+        found = {"seed": seed}
+        for name, response in (("time", time_s), ("energy", energy_j)):
+            mean, _ = fit_surface(settings[train], response[train], bounds=bounds).predict(settings[rest])
+            found[name] = spread(np.abs(np.exp(mean) / response[rest] - 1))
+        fits.append(found)
+    goals = {"time": time_s, "energy": energy_j, "product": time_s * energy_j}
+    chosen = {}
+    for name, response in goals.items():
+        over = [
+            float(response[choose(settings, response, 40, np.random.default_rng(seed))] / response.min() - 1)
+            for seed in range(args.starts)
+        ]
+        chosen[name] = {"median": float(np.median(over)), "p90": float(np.quantile(over, 0.9)), "all": over}
+    summary = {
+        "settings": len(settings),
+        "starts": args.starts,
+        "median_error": {n: float(np.median([f[n]["median"] for f in fits])) for n in ("time", "energy")},
+        "worst_median_error": {n: max(f[n]["median"] for f in fits) for n in ("time", "energy")},
+        "chosen_over_best": {n: {k: c[k] for k in ("median", "p90")} for n, c in chosen.items()},
+    }
+    write("sweep", {"summary": summary, "fits": fits, "chosen": chosen, "cpu_s": time.process_time()})
+    print(json.dumps(summary))
+
+
+def clocks(args):
+    """Time and energy of every published clock from 5 of them."""
+    tables = {}
+    for path in sorted((SHARED / "data/published/zeus/sosp24/stage_profile").glob("*.csv")):
+        with open(path, newline="") as file:
+            rows = list(csv.DictReader(file))
+        supported = np.array(sorted({float(r["frequency"]) for r in rows}))
+        names = sorted({(r["stage"], r["instruction"]) for r in rows})
+        cell = {(r["stage"], r["instruction"], float(r["frequency"])): r for r in rows}
+        time_us, energy_j = (
+            np.array([[float(cell[*n, f][q]) * scale for f in supported] for n in names])
+            for q, scale in (("time", 1e6), ("energy", 1.0))
+        )
+        picked = np.isin(supported, spread_clocks(supported))
+        found = clock_curves(supported[picked], time_us[:, picked], energy_j[:, picked], supported)
+        rest = ~picked
+        errors = {
+            "time": np.abs(found.time_us / time_us - 1)[:, rest],
+            "energy": np.abs(found.energy_j / energy_j - 1)[:, rest],
+        }
+        tables[path.stem] = {
+            "operations": len(names),
+            "clocks": len(supported),
+            "measured_mhz": supported[picked].tolist(),
+            "knees": [found.time_knee, found.power_knee],
+            **{n: {**spread(e), "within_2_percent": float(np.mean(e <= 0.02))} for n, e in errors.items()},
+        }
+    write("clocks", {"tables": tables})
+    print(json.dumps(tables))
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(required=True)
     command = commands.add_parser("halves")
     command.add_argument("--choices", type=int, default=20)
     command.set_defaults(run=halves)
+    command = commands.add_parser("sweep")
+    command.add_argument("--starts", type=int, default=100)
+    command.set_defaults(run=sweep)
+    commands.add_parser("clocks").set_defaults(run=clocks)
     args = parser.parse_args()
     args.run(args)
 
