@@ -5,6 +5,7 @@
     python tests/bench/bench_policies.py twente               saving against switching time
     python tests/bench/bench_policies.py chase                carbon against stock and against fixed choices
     python tests/bench/bench_policies.py zeus                 cost of recurring jobs against an oracle
+    python tests/bench/bench_policies.py compare              every policy on a recorded step (simulated)
 
 The tables are read from KAREUS_SHARED (or ../shared beside the checkout).
 """
@@ -18,6 +19,7 @@ import json
 import math
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections import defaultdict
@@ -389,16 +391,32 @@ def zeus():
     write("policies_zeus", data)
 
 
+def compare_row():
+    """The table of `kareus compare` on a recorded step, as the command prints it; figures are simulated."""
+    root = Path(__file__).parents[2]
+    wall, cpu = time.perf_counter(), os.times()
+    command = [sys.executable, "-m", "kareus", "compare", "traces/fsdp2-nvlink-default"]
+    command += ["--profile", "traces/profiles/h200-nvlink.json", "--json"]
+    done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    spent = os.times()
+    document = json.loads(done.stdout)
+    seconds = {
+        "wall_s": time.perf_counter() - wall,
+        "cpu_s": spent.children_user + spent.children_system - cpu.children_user - cpu.children_system,
+    }
+    write("policies_compare", {"command": ["kareus", *command[3:]], "seconds": seconds, "compare": document})
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("perseus", "perseus-long", "twente", "chase", "zeus"))
+    parser.add_argument("what", choices=("perseus", "perseus-long", "twente", "chase", "zeus", "compare"))
     parser.add_argument(
         "--lowtime", action="store_true", help="also run lowtime on the same graphs (minutes)"
     )
     args = parser.parse_args()
-    if not DATA.is_dir():
+    if args.what != "compare" and not DATA.is_dir():
         parser.error(f"published tables not at {DATA}; set KAREUS_SHARED")
     if args.what == "perseus":
         perseus(args.lowtime)
@@ -408,6 +426,8 @@ def main():
         twente()
     elif args.what == "chase":
         chase_rows()
+    elif args.what == "compare":
+        compare_row()
     else:
         zeus()
 

@@ -72,7 +72,7 @@ def test_schedules_have_no_cycle_and_the_known_length(stages, batches, chunks):
         for s in range(stages)
         for kind in ("forward", "backward")
     }
-    frontier = plan_pipeline(pipeline, flat, blocking_power_w=0.0)
+    frontier = plan_pipeline(pipeline, flat, blocking_power_w=0.0, search_work=0)
     # Bubble of (stages - 1) forwards and backwards of one chunk each.
     assert frontier.time_s[0] == pytest.approx(2 * batches * chunks + 2 * (stages - 1))
 
@@ -86,7 +86,7 @@ def test_interleaving_needs_whole_groups():
 
 def test_bubbles_are_slowed_without_making_the_step_longer():
     pipeline = one_f_one_b(4, 6)
-    frontier = plan_pipeline(pipeline, profile(4, slow=2), blocking_power_w=80.0, points=300)
+    frontier = plan_pipeline(pipeline, profile(4, slow=2), blocking_power_w=80.0, points=300, search_work=0)
     fastest = frontier.for_deadline(frontier.max_clock_time_s + 1e-6 * len(pipeline.operations))
     assert fastest.energy_j < 0.9 * frontier.max_clock_energy_j
     clocks = dict(zip(pipeline.operations, fastest.sm_clock_mhz, strict=True))
@@ -97,7 +97,7 @@ def test_bubbles_are_slowed_without_making_the_step_longer():
 
 def test_energy_counts_what_waiting_devices_draw():
     pipeline = one_f_one_b(2, 2)
-    frontier = plan_pipeline(pipeline, profile(2), blocking_power_w=80.0)
+    frontier = plan_pipeline(pipeline, profile(2), blocking_power_w=80.0, search_work=0)
     plan = frontier.plan(0)
     table = {(s, k): {o.sm_clock_mhz: o for o in opts} for (s, k), opts in profile(2).items()}
     used = [table[op.stage, op.kind][c] for op, c in zip(pipeline.operations, plan.sm_clock_mhz, strict=True)]
@@ -106,7 +106,7 @@ def test_energy_counts_what_waiting_devices_draw():
 
 
 def test_straggler_lookup_takes_the_slack_up_to_the_energy_minimum():
-    frontier = plan_pipeline(one_f_one_b(3, 4), profile(3), blocking_power_w=80.0, points=300)
+    frontier = plan_pipeline(one_f_one_b(3, 4), profile(3), blocking_power_w=80.0, points=300, search_work=0)
     base = frontier.time_s[0]
     best = frontier.plan(frontier.least_energy_index)
     assert frontier.for_straggler(0.5 * base) == frontier.plan(0)
@@ -120,22 +120,26 @@ def test_straggler_lookup_takes_the_slack_up_to_the_energy_minimum():
 
 def test_data_parallel_ranks_have_slack_only_beside_a_straggler():
     ranks = {(r, "forward"): options(0.2 if r else 0.25) for r in range(4)}
-    frontier = plan_pipeline(data_parallel(4), ranks, blocking_power_w=80.0)
+    frontier = plan_pipeline(data_parallel(4), ranks, blocking_power_w=80.0, search_work=0)
     first = frontier.plan(0)
     assert first.sm_clock_mhz[0] == 1400
     assert set(first.sm_clock_mhz[1:]) == {1200}  # 0.2 * 1400/1200 = 0.233 <= 0.25
-    even = plan_pipeline(data_parallel(4), {k: options(0.2) for k in ranks}, blocking_power_w=80.0)
+    even = plan_pipeline(
+        data_parallel(4), {k: options(0.2) for k in ranks}, blocking_power_w=80.0, search_work=0
+    )
     assert set(even.plan(0).sm_clock_mhz) == {1400}
 
 
 def test_deadline_before_the_fastest_plan_names_the_least_possible():
-    frontier = plan_pipeline(one_f_one_b(2, 2), profile(2), blocking_power_w=80.0)
+    frontier = plan_pipeline(one_f_one_b(2, 2), profile(2), blocking_power_w=80.0, search_work=0)
     with pytest.raises(InfeasibleError, match=f"fastest takes {frontier.time_s[0]:.6g} s"):
         frontier.for_deadline(frontier.time_s[0] * 0.9)
 
 
 def test_bound_is_below_and_gap_is_what_separates_them():
-    frontier = plan_pipeline(one_f_one_b(3, 4), profile(3), blocking_power_w=80.0, points=200)
+    frontier = plan_pipeline(
+        one_f_one_b(3, 4), profile(3), blocking_power_w=80.0, points=200, search_work=1e5
+    )
     bound = frontier.bound_j(frontier.time_s)
     assert (bound <= frontier.energy_j * (1 + 1e-9)).all()
     assert ((frontier.energy_j - bound) / frontier.energy_j <= frontier.gap + 1e-9).all()
@@ -144,7 +148,7 @@ def test_bound_is_below_and_gap_is_what_separates_them():
 
 def test_missing_options_and_senseless_numbers_are_refused():
     with pytest.raises(InputError, match="no options for"):
-        plan_pipeline(one_f_one_b(3, 2), profile(2), blocking_power_w=80.0)
+        plan_pipeline(one_f_one_b(3, 2), profile(2), blocking_power_w=80.0, search_work=0)
     with pytest.raises(UsageError, match="blocking power"):
         plan_pipeline(one_f_one_b(2, 2), profile(2), blocking_power_w=float("nan"))
     with pytest.raises(UsageError, match="time unit"):
