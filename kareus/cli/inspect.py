@@ -6,13 +6,17 @@ import argparse
 import json
 import math
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from kareus.cli.inputs import read_cost
 from kareus.errors import InputError, UsageError
+from kareus.model.calibrate import calibrated
+from kareus.plan.stragglers import idle_wait_us, use_slack
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
 from kareus.trace.stats import CollectiveRow, StepTimes, collective_rows, step_times
@@ -38,6 +42,14 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--step", type=int, help="step whose collectives are listed (default: the last)")
     parser.add_argument(
         "--align", action="store_true", help=f"match collectives across more than {ALIGN_UP_TO} ranks too"
+    )
+    parser.add_argument(
+        "--slack",
+        action="store_true",
+        help="also say at which clock ranks that wait for others could run instead (assumed costs, or --profile)",
+    )
+    parser.add_argument(
+        "--profile", metavar="FILE", help="with --slack: measured profile of this kind of GPU"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.set_defaults(run=run)
@@ -73,6 +85,10 @@ def run(args: argparse.Namespace) -> int:
         document["alignment"] = _alignment_document(traces)
         if not args.json:
             _print_alignment(console, document["alignment"])
+        if args.slack:
+            document["slack"] = _slack_document(traces, wanted, args.profile)
+            if not args.json:
+                _print_slack(console, document["slack"])
     document["warnings"] = [{"code": w.code, "count": w.count, "text": w.text} for w in traces.warnings]
     for warning in traces.warnings:
         print(f"warning: {warning.text}", file=sys.stderr)
@@ -142,6 +158,29 @@ def _alignment_document(traces: TraceSet) -> dict[str, Any]:
         },
         "stragglers": {str(r): round(s, 3) for r, s in alignment.stragglers().items()},
     }
+
+
+def _slack_document(traces: TraceSet, ranks: tuple[int, ...], profile: str | None) -> list[dict[str, Any]]:
+    """What each rank could do with the time in which it computes nothing and waits for a later one."""
+    rows = []
+    for rank in ranks:
+        trace = traces.load(rank)
+        graph = graphs(trace)[-1]
+        cost, note = read_cost(profile, graph)
+        use = use_slack(graph, idle_wait_us(trace, traces.alignment), calibrated(cost, graph))
+        rows.append({**asdict(use), "source": "predicted", "costs": note})
+    return rows
+
+
+def _print_slack(console: Console, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        text = f"rank {row['rank']} idles {row['wait_us'] / 1000:.2f} ms a step for later ranks (measured)"
+        if row["sm_clock_mhz"] is not None:
+            text += (
+                f"; at {row['sm_clock_mhz']} MHz it would take {row['slower_us'] / 1000:.2f} ms longer and "
+                f"save {row['saved_j']:.2f} J (predicted)"
+            )
+        console.print(text)
 
 
 def _print_rank(
