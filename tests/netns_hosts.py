@@ -56,7 +56,7 @@ class Cluster:
                 "ip", "netns", "exec", f"{self.name}h{host}", sys.executable, "-m", "torch.distributed.run",
                 f"--nnodes={self.num_hosts}", f"--nproc-per-node={per_host}", f"--max-restarts={max_restarts}",
                 "--rdzv-backend=c10d", f"--rdzv-endpoint={self.address(0)}:{PORT}", f"--rdzv-id={self.name}",
-                f"--local-addr={self.address(host)}", *script,
+                f"--rdzv-conf=is_host={int(host == 0)}", f"--local-addr={self.address(host)}", *script,
             ]  # fmt: skip
             environment = {
                 **os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "eth0", "TP_SOCKET_IFNAME": "eth0",
