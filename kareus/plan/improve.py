@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
+from kareus.errors import InputError
 from kareus.model.simulate import Simulation, simulate
 from kareus.plan.lower import decisions_of
 from kareus.plan.options import FULL_PRODUCT_COLLECTIVES, OptionTable
@@ -77,20 +78,30 @@ def improve(
         schedule: the plan lowered. score: judges a simulated step.
         max_evaluations: steps simulated at most; fewer for steps of many ops.
         num_finalists: plans kept for measuring beside the chosen one.
+
+    Raises:
+        InputError: the plan itself cannot be played (a circle of waits).
     """
     chain = step.problem.chain
     rows = tuple(int(step.tables[k].row[c]) for k, c in zip(chain, choices, strict=True))
-    seen: dict[tuple[int, ...], _Seen] = {}
+    seen: dict[tuple[int, ...], _Seen | None] = {}
 
-    def look(at: tuple[int, ...]) -> _Seen:
+    def look(at: tuple[int, ...]) -> _Seen | None:
         if at not in seen:
             changed = msgspec.structs.replace(schedule, decisions=decisions_of(step, at))
-            simulation = simulate([step.graph], changed, step.cost)
-            seen[at] = _Seen(rows=at, schedule=changed, simulation=simulation, score=score(simulation))
+            try:
+                simulation = simulate([step.graph], changed, step.cost)
+            except InputError:  # launch points that wait for each other in a circle
+                seen[at] = None
+            else:
+                seen[at] = _Seen(rows=at, schedule=changed, simulation=simulation, score=score(simulation))
         return seen[at]
 
     most = max(min(max_evaluations, _MOST_OPS // max(len(step.graph.ops), 1)), 1)
-    start = best = look(rows)
+    start = look(rows)
+    if start is None:
+        raise InputError("expected a plan that can be played from start to end, found a circle of waits")
+    best = start
     moves = 0
     moving = True
     while moving:
@@ -99,10 +110,10 @@ def improve(
             if len(seen) >= most:
                 break
             found = look(at)
-            if found.score < best.score:
+            if found is not None and found.score < best.score:
                 best, moves, moving = found, moves + 1, True
                 break
-    near = [s for s in seen.values() if _near(s.score, best.score)]
+    near = [s for s in seen.values() if s is not None and _near(s.score, best.score)]
     near.sort(key=lambda s: (len(s.schedule.decisions), s.score))
     chosen = near[0]
     others = sorted((s for s in near if s is not chosen), key=lambda s: s.score)[:num_finalists]

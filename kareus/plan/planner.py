@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from kareus.errors import InfeasibleError, TimeLimitError
+from kareus.errors import InfeasibleError, InputError, TimeLimitError
 from kareus.model.cost import CostModel
 from kareus.model.simulate import Simulation, simulate
 from kareus.plan.improve import WITHIN_NOISE, Improved, Score, improve
@@ -27,6 +27,7 @@ from kareus.schedule import Effect, Proof, Schedule
 from kareus.trace.types import StepGraph
 from solver import Frontier, Objective, Solution, Status, frontier, solve
 from solver.check import judge
+from solver.governor import settled
 from solver.tables import worst_case
 
 Progress = Callable[..., Any]
@@ -129,16 +130,19 @@ def make_plan(
 
     stock_simulation = simulate([graph], None, cost)
     schedule = lower(step, solution.choices, _effects(stock, solution), conditions=conditions)
-    simulation = simulate([graph], schedule, cost)
-    composition_error = (
-        stock.time_us / stock_simulation.time_us - 1,
-        solution.time_us / simulation.time_us - 1,
-    )
-    improved = improve(
-        step, solution.choices, schedule, lambda found: _score(goal, objective, stock_simulation, found)
-    )
-    schedule, simulation = _with_gain(improved), improved.simulation
-    kept_stock = _why_stock(goal, stock_simulation, simulation)
+    stock_error = scheduled_error = stock.time_us / stock_simulation.time_us - 1
+    improved = None
+    try:
+        simulation = simulate([graph], schedule, cost)
+    except InputError as error:
+        kept_stock = f"kept as stock: the solver's plan cannot be played from start to end ({error})"
+    else:
+        scheduled_error = solution.time_us / simulation.time_us - 1
+        improved = improve(
+            step, solution.choices, schedule, lambda found: _score(goal, objective, stock_simulation, found)
+        )
+        schedule, simulation = _with_gain(improved), improved.simulation
+        kept_stock = _why_stock(goal, stock_simulation, simulation)
     if kept_stock:
         solution = _as_stock(step, solution)
         schedule = lower(
@@ -154,7 +158,7 @@ def make_plan(
         frontier=traced,
         stock_simulation=stock_simulation,
         simulation=simulation,
-        composition_error=composition_error,
+        composition_error=(stock_error, scheduled_error),
         measured_us=graph.duration_ns / 1000,
         improved=None if kept_stock else improved,
         kept_stock=kept_stock,
@@ -187,7 +191,10 @@ def _with_gain(improved: Improved) -> Schedule:
 
 
 def _point(step: StepProblem, choices: tuple[int, ...], *, worst: bool = False) -> Point:
-    problem = worst_case(step.problem) if worst else step.problem
+    problem = step.problem
+    if worst:  # drawing more, the step runs at a lower clock
+        problem = worst_case(problem)
+        choices = settled(problem, choices)
     judged = judge(replace(problem, governed=False), choices)
     return Point(time_us=judged.time_us, energy_j=judged.energy_mj / 1000)
 
