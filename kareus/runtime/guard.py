@@ -3,7 +3,8 @@
 A schedule starts when ranks have agreed that every rank issues the same collectives, step after step.
 Then blocks of scheduled and stock steps alternate. The figure is the slowest rank's step time and the sum
 of energy; all ranks compute the verdict from the same gathered numbers, so none decides alone. Clearly
-worse: stock, at once. Better: the schedule stays. Inconclusive when the blocks are used up: stock.
+worse: stock, at once; two pairs that look worse are enough, because stock is always safe. Better: the
+schedule stays. Inconclusive when the blocks are used up: stock.
 """
 
 from __future__ import annotations
@@ -180,8 +181,17 @@ class Guard:
         self._pair_ratios.append(float(newest))
         if self.comparison.verdict == "worse" or self._is_better():
             self.decided = self.comparison.verdict
+        elif self._looks_worse():
+            self.decided = "worse"
         elif len(self._pair_ratios) >= self.settings.max_pairs:
             self.decided = "undecided"
+
+    def _looks_worse(self) -> bool:
+        """On a noisy machine proof of harm takes long, and stock costs nothing: two bad pairs are enough."""
+        assert self.comparison is not None
+        bad = WORSE_RATIO * max(1.0, self._promised)
+        enough = len(self._pair_ratios) >= MIN_PAIRS
+        return enough and self.comparison.verdict == "undecided" and self.comparison.time_ratio > bad
 
     def _is_better(self) -> bool:
         """Steps of one block share what else the machine does, so one pair never proves a gain."""

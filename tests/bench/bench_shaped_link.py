@@ -14,6 +14,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -59,11 +60,12 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--rows", type=int, default=768)
     parser.add_argument("--ratio", type=float, default=0.8, help="communication alone over compute alone")
-    parser.add_argument("--pairs", type=int, default=16)
+    parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2, help="steps of a block")
     parser.add_argument("--timeout", type=float, default=400.0)
     parser.add_argument("-o", "--output", default=None)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the namespaces are removed on the way out
     from netns_hosts import hosts, why_not
 
     problem = why_not()
@@ -92,8 +94,8 @@ def main() -> None:
         result["arms"][wrapper] = found
         shown = {k: v for k, v in found.items() if k not in ("pairs_ms", "timelines", "schedule")}
         print(json.dumps({wrapper: shown}, indent=1), flush=True)
-    if args.output:
-        File(args.output).write_text(json.dumps(result) + "\n")
+        if args.output:
+            File(args.output).write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

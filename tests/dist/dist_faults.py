@@ -197,9 +197,9 @@ def bad_schedule(rank: int, world_size: int, *, wrapper: str, kind: str, knob: s
     session = kareus.attach(model, optimizer, schedule=schedule, guard=GuardSettings())
     conductor: Any = session.conductor
     rungs = set(conductor.ladder.groups.values())
-    slow = 0.015
+    slow = 0.03  # well above what a busy machine adds
     if knob == "compute":
-        session.switch(SlowCompute(model, 4 * slow))
+        session.switch(SlowCompute(model, 2 * slow))
     for path, inner in list(conductor.paths.items()):
         assert isinstance(inner, GroupPath | PeerCopyPath)
         if path is Path.COPY_ENGINE:
