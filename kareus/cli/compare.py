@@ -89,7 +89,7 @@ def _policy(outcome: Outcome, stock: Outcome) -> dict[str, Any]:
         and outcome.time_us is not None
         and outcome.time_us <= (stock.time_us or 0)
     ):
-        saving = -change(stock.energy_j or 0.0, outcome.energy_j)
+        saving = 0.0 - change(stock.energy_j or 0.0, outcome.energy_j)  # 0.0 and never -0.0
     equal = outcome.equal_energy_time_us
     return {
         "name": outcome.name,

@@ -61,6 +61,7 @@ def test_a_larger_space_is_never_worse_and_bounds_hold():
     slack = 1.001  # what the solver may leave on the table
     for name in ("stock", "one clock", "zeus power limit", "perseus", "twente", "kareus '26", "kareus"):
         assert certified["energy_j"] <= found[name]["energy_j"] * slack
+        assert certified["equal_energy_time_us"] <= found[name]["equal_energy_time_us"] * slack
         assert certified["bound_j"] <= found[name]["energy_j"]
     assert found["twente, free switching"]["energy_j"] <= found["twente"]["energy_j"] * slack
     assert found["twente"]["energy_j"] <= found["one clock"]["energy_j"] * slack

@@ -57,6 +57,14 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class _Found:
+    """(time_us, energy_mj) of plans the solver came upon, and the proven least energy in stock's time."""
+
+    points: tuple[tuple[int, int], ...]
+    bound_j: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class _Ground:
     """Stock, and the step's problems with the clock left to the GPU and with clocks to choose."""
 
@@ -212,10 +220,22 @@ def _certified(ground: _Ground) -> Outcome:
 
 
 def _certified_clocks(ground: _Ground) -> Outcome:
-    return _solved(ground, ground.free.problem, ("clock permission",))
+    """Whoever may set clocks may also leave them to the GPU, so the better of the two is taken."""
+    governed, free = (_search(ground, step.problem) for step in (ground.governed, ground.free))
+    picked = _picked(ground, (*governed.points, *free.points), ("clock permission",))
+    if governed.bound_j is None or free.bound_j is None:
+        return picked
+    return replace(picked, bound_j=min(governed.bound_j, free.bound_j))
 
 
 def _solved(ground: _Ground, problem: Problem, needs: tuple[str, ...]) -> Outcome:
+    found = _search(ground, problem)
+    return replace(_picked(ground, found.points, needs), bound_j=found.bound_j)
+
+
+def _search(ground: _Ground, problem: Problem) -> _Found:
+    """Least energy in stock's time, and least time with stock's energy."""
+
     def best(objective: Objective, **limit: int) -> Solution | None:
         limited = replace(problem, limits=replace(problem.limits, **limit))
         found = solve(limited, objective, time_limit_s=ground.time_limit_s)
@@ -223,11 +243,12 @@ def _solved(ground: _Ground, problem: Problem, needs: tuple[str, ...]) -> Outcom
 
     energy = best(Objective.ENERGY, time_us=ground.time_us)
     time = best(Objective.TIME, energy_mj=ground.energy_mj)
-    # Either solve may come upon the better plan for the other's question where it stopped at its limit.
-    found = [(s.time_us, s.energy_mj) for s in (energy, time) if s is not None]
     proven = energy is not None and energy.status in (Status.OPTIMAL, Status.FEASIBLE)
-    bound_j = energy.bound / 1000 if energy is not None and proven else None
-    return replace(_picked(ground, found, needs), bound_j=bound_j)
+    return _Found(
+        # Either solve may come upon the better plan for the other's question where it stopped at its limit.
+        points=tuple((s.time_us, s.energy_mj) for s in (energy, time) if s is not None),
+        bound_j=energy.bound / 1000 if energy is not None and proven else None,
+    )
 
 
 def _picked(ground: _Ground, points: Sequence[tuple[int, int]], needs: tuple[str, ...]) -> Outcome:
