@@ -21,12 +21,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from deep_step import deep_step
 
+from kareus.collect.settings import Setting, schedule_for
+from kareus.model.calibrate import calibrated
 from kareus.model.clock_curve import clock_curves, spread_clocks
+from kareus.model.cost import CostModel
 from kareus.model.fit_profile import fit_profile
 from kareus.model.predict import predict
 from kareus.model.profile import Profile
+from kareus.model.simulate import simulate
 from kareus.model.surrogate import fit_surface, most_promising
+from kareus.schedule import Fingerprint
+from kareus.trace.graph import graphs
+from kareus.trace.identity import collective_key
+from kareus.trace.ranks import TraceSet
 
 ROOT = Path(__file__).parents[2]
 SHARED = Path(os.environ.get("KAREUS_SHARED", ROOT.parent / "shared"))
@@ -187,6 +196,100 @@ def clocks(args):
     print(json.dumps(tables))
 
 
+def speed(args):
+    """CPU time of one simulation of a 126-layer step, made up of equal layers."""
+    cost = CostModel.assumed("NVIDIA H200", 132)
+    simulate([deep_step(4)], None, cost)  # imports and first calls
+    found = {}
+    for ranks in (1, 8):
+        steps = [deep_step(126, rank, 8) for rank in range(ranks)]
+        cpu_s = []
+        for _ in range(args.repeats):
+            began = time.process_time()
+            step = simulate(steps, None, cost)
+            cpu_s.append(time.process_time() - began)
+        found[f"{ranks} rank(s)"] = {
+            "ops_a_rank": len(steps[0].ops),
+            "events_a_play": step.events,
+            "plays": step.plays,
+            "step_us": step.time_us,
+            "cpu_s": {"median": float(np.median(cpu_s)), "least": min(cpu_s), "all": cpu_s},
+        }
+    write("speed", found)
+    print(json.dumps(found))
+
+
+def step(args):
+    """Changes from stock of whole steps: simulated against the measured table of two H200s."""
+    profile = Profile.load(PROFILE)
+    loops = [s for s in profile.samples if s.step is None]
+    graph = graphs(TraceSet.open(ROOT / "traces/fsdp2-nvlink-default").load(0))[-1]
+    keys = [key for c in graph.collectives if (key := collective_key(c)) is not None]
+    job = Fingerprint(wrapper="fsdp2", world_size=2, units=())
+    # Runs differ by up to 3 %, so a change is taken within one run of the table; run "b" has stock at 131 ms.
+    rows = [s for s in profile.samples if s.step is not None and s.step.workload == "llama8-batch1"]
+    rows = [s for s in rows if not s.step.absent and s.step.launch is None and s.run in ("a", "c")]
+    stock = next(s for s in rows if s.label == "stock")
+    models = {
+        "loops only (no whole step seen)": fit_profile(profile, samples=loops),
+        "all samples": fit_profile(profile),
+    }
+    found = {}
+    for name, model in models.items():
+        cost = calibrated(model, graph)
+        base = simulate([graph], None, cost)
+        table = []
+        for row in rows:
+            setting = Setting(
+                label=row.label,
+                num_ctas=tuple(row.step.num_ctas.items()),
+                serialise=row.step.serialise,
+                separate=row.step.separate,
+            )
+            outcome = simulate([graph], schedule_for(setting, job, keys), cost)
+            table.append(
+                {
+                    "setting": row.label,
+                    "measured_time_change": row.time_us / stock.time_us - 1,
+                    "simulated_time_change": outcome.time_us / base.time_us - 1,
+                    "measured_energy_change": row.energy_j / stock.energy_j - 1,
+                    "simulated_energy_change": outcome.energy_j / base.energy_j - 1,
+                }
+            )
+        columns = {
+            key: np.array([r[key] for r in table if r["setting"] != "stock"])
+            for key in table[0]
+            if "change" in key
+        }
+        found[name] = {
+            "stock": {
+                "simulated_us": base.time_us,
+                "recorded_us": base.measured_us,
+                "energy_j": base.energy_j,
+            },
+            **{
+                what: {
+                    "error": spread(
+                        np.abs(columns[f"simulated_{what}_change"] - columns[f"measured_{what}_change"])
+                    ),
+                    "error_of_always_stock": spread(np.abs(columns[f"measured_{what}_change"])),
+                    "rank_correlation": rank_correlation(
+                        columns[f"simulated_{what}_change"], columns[f"measured_{what}_change"]
+                    ),
+                }
+                for what in ("time", "energy")
+            },
+            "rows": table,
+        }
+    write("step", {"models": found})
+    print(json.dumps(found, indent=1))
+
+
+def rank_correlation(one, other):
+    """Spearman's."""
+    return float(np.corrcoef(np.argsort(np.argsort(one)), np.argsort(np.argsort(other)))[0, 1])
+
+
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -199,6 +302,10 @@ def main():
     command.add_argument("--starts", type=int, default=100)
     command.set_defaults(run=sweep)
     commands.add_parser("clocks").set_defaults(run=clocks)
+    command = commands.add_parser("speed")
+    command.add_argument("--repeats", type=int, default=5)
+    command.set_defaults(run=speed)
+    commands.add_parser("step").set_defaults(run=step)
     args = parser.parse_args()
     args.run(args)
 
