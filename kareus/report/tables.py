@@ -215,6 +215,9 @@ def _simulated(document: Mapping[str, Any]) -> str:
     error = document.get("composition_error") or {}
     if error.get("scheduled") is not None:
         words += f"; sum of its spans off by {signed_percent(error['scheduled'])}"
+    recorded = (document.get("measured") or {}).get("time_us")
+    if recorded:
+        words += f"; stock off the recorded step by {signed_percent(change(recorded, before))}"
     return words
 
 

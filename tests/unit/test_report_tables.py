@@ -52,7 +52,7 @@ def test_solve_lists_points_proof_and_file() -> None:
         "",
         "proof optimal, gap 0.05 %, confirmed by dynamic programme, 1.25 s",
         "simulated whole step 126.50 ms, under the schedule 123.00 ms (-2.8 %); "
-        "sum of its spans off by +0.1 %",
+        "sum of its spans off by +0.1 %; stock off the recorded step by -1.2 %",
         "schedule schedule.json, 14 collectives changed",
         "costs unverified: assumed",
     ]
