@@ -22,15 +22,14 @@ from typing import Any
 HERE = File(__file__).resolve().parent
 ROOT = HERE.parents[1]
 RANKS = (8, 64, 512, 1024)
-ROUNDS = 3
 TRACES = ("fsdp2-nvlink-default", "ddp-nvlink-default")
 
 
-def agreement() -> dict[str, Any]:
+def agreement(num_rounds: int) -> dict[str, Any]:
     """Run the fake job of tests/dist for each size, sizes interleaved; keep every round."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests" / "dist"), str(ROOT)])}
     rounds: dict[str, list[Any]] = {str(ranks): [] for ranks in RANKS}
-    for _ in range(ROUNDS):
+    for _ in range(num_rounds):
         for ranks in RANKS:
             command = [sys.executable, "-W", "ignore", str(ROOT / "tests/dist/thousand_ranks.py"), str(ranks)]
             done = subprocess.run(
@@ -60,15 +59,16 @@ def clusters() -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["agreement", "clusters"])
+    parser.add_argument("--rounds", type=int, default=3, help="of agreement: jobs of each size, interleaved")
     parser.add_argument("-o", "--output", required=True)
     args = parser.parse_args()
     result = {
         "schema": f"kareus.bench_multi_node_{args.what}/1",
-        "command": f"bench_multi_node.py {args.what}",
+        "command": " ".join(["bench_multi_node.py", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         "python": platform.python_version(),
-        **(agreement() if args.what == "agreement" else clusters()),
+        **(agreement(args.rounds) if args.what == "agreement" else clusters()),
     }
     File(args.output).write_text(json.dumps(result, indent=1) + "\n")
 

@@ -134,7 +134,7 @@ def other_world(rank: int, restart: int, *, wrapper: str) -> Any:
 
 
 def lost(rank: int, restart: int, *, wrapper: str, how: str, folder: str) -> Any:
-    """Rank 1 dies, or its host is cut off, in the middle of a scheduled step of the first attempt."""
+    """Rank 1 dies, or its host is cut off, in the middle of a scheduled step."""
     schedule = planned(wrapper, rank)
     model = make(wrapper)
     optimizer = optimizer_of(model)
@@ -185,7 +185,10 @@ def main() -> None:
     timeout_s = float(os.environ.get("NODE_JOB_TIMEOUT_S", "60"))
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
-    rank, restart = dist.get_rank(), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    # A launcher whose own worker was well counts no restart: the highest count is the attempt's number.
+    attempt = torch.tensor(int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
+    dist.all_reduce(attempt, op=dist.ReduceOp.MAX)
+    rank, restart = dist.get_rank(), int(attempt)
     for name, parameters in parts:
         try:
             result = globals()[name](rank, restart, **parameters)
