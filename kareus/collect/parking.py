@@ -31,6 +31,7 @@ class Parking:
         session.conductor.arm = "stock"  # the driver gives the user's prefetch lists back only for this arm
         session.driver.on_arm()
         session.driver.uninstall()
+        session.rest(True)
         self.parked = True
 
     def resume(self) -> None:
@@ -41,6 +42,7 @@ class Parking:
         session.driver.install()
         session.conductor.arm = self._arm
         session.driver.on_arm()
+        session.rest(False)
         self.parked = False
 
     def close(self) -> None:

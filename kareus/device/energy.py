@@ -139,7 +139,22 @@ class EnergyMeter:
 
     def read(self) -> EnergySnapshot:
         """Read counter, power and clock now."""
-        sample = self._sampler.take()
+        return self._snapshot(self._sampler.take())
+
+    def latest(self) -> EnergySnapshot:
+        """Return what the sampling thread read last; costs the caller nothing."""
+        return self._snapshot(self._sampler.latest())
+
+    def pause(self) -> None:
+        """Stop sampling until `resume`; a window open meanwhile has only the counter at its ends."""
+        self._sampler.stop()
+
+    def resume(self) -> None:
+        """Sample again."""
+        self._sampler.start()
+
+    @staticmethod
+    def _snapshot(sample: Sample) -> EnergySnapshot:
         return EnergySnapshot(
             time_ns=sample.time_ns, energy_mj=sample.energy_mj, power_mw=sample.power_mw,
             sm_clock_mhz=sample.sm_clock_mhz,

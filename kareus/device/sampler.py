@@ -14,6 +14,8 @@ from kareus.trace.types import PowerSamples
 
 MAX_SAMPLES = 200_000  # 2.8 hours at 50 ms; 20 MB of Python objects
 LOCK_TIMEOUT_S = 0.5  # a reading takes some 10 us; longer means that the driver hangs
+READING_SHARE = 0.02  # of the sampling thread's time that readings may take
+SLOWEST_PERIOD_S = 0.25
 MISSING = -1  # a reading that NVML did not give, in integer columns
 
 
@@ -39,7 +41,8 @@ class Sampler:
     """Samples one GPU on a thread of its own.
 
     Attributes:
-        period_s: time between samples. NVML's power readings are unreliable when polled faster than 50 ms.
+        period_s: time between samples. NVML's power readings are unreliable when polled faster than 50 ms;
+            longer where readings are slow, up to SLOWEST_PERIOD_S.
         counter_backsteps: how often the energy counter ran backwards.
         missed: samples without a power reading.
     """
@@ -63,6 +66,10 @@ class Sampler:
             self._thread = threading.Thread(target=self._run, name="kareus-sampler", daemon=True)
             self._thread.start()
         return self
+
+    def latest(self) -> Sample:
+        """Return the newest sample there is, without asking the driver unless there is none."""
+        return self._samples[-1] if self._samples else self.take()
 
     def stop(self) -> PowerSamples:
         """Stop and return all samples as columns (-1 where a reading was missing)."""
@@ -145,7 +152,11 @@ class Sampler:
         # Fixed rate from the start, so that sampling does not lock onto a step's period by drifting.
         due = time.monotonic()
         while not self._wake.is_set() and not self._gpu.lost:
+            start = time.monotonic()
             self.take()
+            # A reading takes microseconds on most hosts and milliseconds in some virtual machines.
+            slow_s = (time.monotonic() - start) / READING_SHARE
+            self.period_s = min(max(self.period_s, slow_s), max(self.period_s, SLOWEST_PERIOD_S))
             due = max(due + self.period_s, time.monotonic())
             self._wake.wait(due - time.monotonic())
 

@@ -47,6 +47,9 @@ class Sampler(Protocol):
     def end(self) -> EnergyReading:
         """Close the window."""
 
+    def rest(self, resting: bool) -> None:
+        """Stop reading in the background, or begin again."""
+
     def close(self) -> None:
         """Give the meter back."""
 
@@ -62,8 +65,11 @@ class MeterSampler:
         self.meter = meter
 
     def read(self) -> tuple[float | None, int | None]:
-        """Return the counter in joules (None also where another process counts this GPU) and the SM clock."""
-        now = self.meter.read()
+        """Return the counter in joules (None also where another process counts this GPU) and the SM clock.
+
+        As the sampling thread saw them last: the training thread does not wait for the driver.
+        """
+        now = self.meter.latest()
         counter_j = now.energy_mj / 1e3 if self.meter.owner and now.energy_mj is not None else None
         return counter_j, now.sm_clock_mhz
 
@@ -75,6 +81,13 @@ class MeterSampler:
         """Close the window."""
         reading: EnergyReading = self.meter.end(WINDOW_NAME)
         return reading
+
+    def rest(self, resting: bool) -> None:
+        """Stop reading in the background, or begin again."""
+        if resting:
+            self.meter.pause()
+        else:
+            self.meter.resume()
 
     def close(self) -> None:
         """Stop the meter's threads and let the next session count this GPU."""

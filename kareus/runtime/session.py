@@ -210,6 +210,15 @@ class Session:
         self._energy_j = now_j
         return clock_mhz
 
+    def rest(self, resting: bool) -> None:
+        """Stop reading the GPU in the background while another session is in force, or begin again."""
+        if self._sampler is None or self._windows is None:
+            return
+        self._sampler.rest(resting)
+        if not resting:
+            self._energy_j, _ = self._sampler.read()
+            self._windows.turn(force=True)
+
     def report(self) -> dict[str, Any]:
         """Return what happened so far, JSON-encodable, and finish what is still open."""
         if self._book is not None and not self._closed:

@@ -38,7 +38,8 @@ class Bench:
 
     def file_name(self, name: str) -> str:
         a = self.job.args
-        return f"two_gpus-{name}-{a.wrapper}-{self.job.size_name}-b{a.batch}-{a.link}.json"
+        world = "two_gpus" if a.stand_in is None else "one_gpu"
+        return f"{world}-{name}-{a.wrapper}-{self.job.size_name}-b{a.batch}-{a.stand_in or a.link}.json"
 
     def elapsed_s(self) -> float:
         return time.monotonic() - self.started

@@ -35,6 +35,12 @@ def add_job_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fake", action="store_true", help="torch's fake process group of two ranks, one process"
     )
+    parser.add_argument(
+        "--stand-in",
+        choices=["fast", "slow"],
+        default=None,
+        help="with --fake: play the collectives on the GPU, over a link of this kind (stand_in.py)",
+    )
     parser.add_argument("--out", default=os.environ.get("OUT"), help="folder for raw JSON (default: $OUT)")
 
 
@@ -53,6 +59,7 @@ class Job:
         os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         if args.link == "socket":
             os.environ["NCCL_HOSTID"] = f"rank{os.environ.get('RANK', '0')}"
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic GEMMs need
         import torch
         import torch.distributed as dist
 
@@ -120,11 +127,19 @@ class Job:
         import kareus
 
         session = kareus.attach(self.model, None, schedule=None)
+        self.play(session)
         for _ in range(4):  # DDP settles its buckets in the first steps
             self.step()
             session.step()
         self.observed = session.observed
         session.detach()
+
+    def play(self, session: Any) -> None:
+        """Where asked for, let a session's collectives be played on this GPU."""
+        if self.args.stand_in is not None:
+            from stand_in import install
+
+            install(session, self.device, self.args.stand_in)
 
     def twin(self) -> Job:
         """The same job with a model of its own (torch cannot take a communication hook off a DDP model)."""
@@ -145,6 +160,12 @@ class Job:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach()
+
+    def be_deterministic(self, on: bool) -> None:
+        """Ask torch for kernels that give the same bits every time (attention's backward does not)."""
+        self.torch.use_deterministic_algorithms(on, warn_only=True)
+        if self.device.type == "cuda":  # cuDNN's attention has no deterministic backward to fall back to
+            self.torch.backends.cuda.enable_cudnn_sdp(not on)
 
     def snapshot(self) -> list[Any]:
         """Copies of all parameters and optimizer state of this rank (after at least one step)."""
@@ -207,6 +228,7 @@ class Job:
             "batch": self.args.batch,
             "compile": self.args.compile,
             "link": self.args.link,
+            "stand_in": self.args.stand_in,
             "bucket_mb": self.args.bucket_mb,
             "command": " ".join(sys.argv),
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

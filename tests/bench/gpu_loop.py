@@ -23,12 +23,13 @@ def run_loop(job: Job) -> int:
     out.mkdir(parents=True, exist_ok=True)
     result: dict[str, Any] = {"schema": "kareus.bench_two_gpus/1", "bench": "loop", "checks": {}}
     checks: dict[str, Any] = result["checks"]
+    job.be_deterministic(True)
     job.observe()
     schedule = Schedule.load(args.schedule) if args.schedule else all_knobs(job)
 
     job.say("stock")
     job.build()
-    stock = train(job, args.steps)
+    stock = train(job, args.steps) if job.moves_data else []
 
     job.say("collect")
     folder = out / f"collect-{args.wrapper}-{args.link}"
@@ -36,6 +37,7 @@ def run_loop(job: Job) -> int:
     os.environ.setdefault("KAREUS_COLLECT_WAIT", "4")
     job.build()
     session = kareus.attach(job.model, job.optimizer, mode="collect")
+    job.play(session)
     collected = train(job, args.steps)
     session.detach()
     checks["losses while collecting equal stock"] = verdict(job, collected == stock)
@@ -107,6 +109,7 @@ def replay(job: Job, schedule: Any, out: Path) -> tuple[Any, list[Any]]:
     session = kareus.attach(
         job.model, job.optimizer, schedule=schedule, mode="replay", guard=False, records=str(out)
     )
+    job.play(session)
     window = CollectOptions(wait=args.steps - 4, warmup=1, active=2)
     session.follow(Collector(session.job, str(out / "replay"), window, make_link(60.0)))
     step_tickets: list[Any] = []

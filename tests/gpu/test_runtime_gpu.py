@@ -141,10 +141,11 @@ def test_collective_starts_after_its_launch_point_on_the_device() -> None:
     device = device_of("cuda")
     with fake_world():
         for after_point in launches(device, wait=True):
-            assert after_point >= 0
+            # The listener's event lies a few microseconds behind the mark that the collective waits for.
+            assert after_point >= -0.02
     with fake_world():
-        # Without the wait the forward gather would start while compute is still held up.
-        assert launches(device, wait=False)[0] < 0
+        # Without the wait the forward gather would start while compute is still held up, for 20 ms.
+        assert launches(device, wait=False)[0] < -1
 
 
 @pytest.mark.gpu

@@ -71,6 +71,8 @@ class Gpu:
         energy = self._counter(self.now_s) - self._counter(self.opened_s)
         return Reading(energy if energy else None, self.now_s - self.opened_s)
 
+    def rest(self, resting: bool) -> None: ...
+
     def close(self) -> None: ...
 
 

@@ -125,3 +125,25 @@ def test_the_benchmark_runs_read_only(fake, tmp_path):
     assert document["counter_period"][0]["period_s"] == pytest.approx(0.1, abs=0.02)
     setters = [name for name in fake.functions() if "Set" in name or "Reset" in name]
     assert [fake.calls(name) for name in setters] == [0] * 5
+
+
+def test_the_newest_sample_costs_no_reading(seconds):
+    sampler = Sampler(Scripted((5, 100, 1980), (7, 200, 1410)))
+    first = sampler.latest()  # there is none yet, so this one is taken
+    assert sampler.latest() is first
+    second = sampler.take()
+    assert sampler.latest() is second
+
+
+def test_slow_readings_are_taken_less_often():
+    class Slow(Scripted):
+        def sample(self):
+            time.sleep(0.004)
+            return RawSample(energy_mj=1, power_mw=1, sm_clock_mhz=1)
+
+    sampler = Sampler(Slow(), period_s=0.01).start()
+    deadline = time.monotonic() + 10
+    while sampler.period_s < 0.1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    sampler.stop()
+    assert 0.1 <= sampler.period_s <= 0.25
