@@ -81,19 +81,20 @@ def issue_cost_us(session: Any, repeats: int) -> list[float]:
     return found
 
 
-def step_times_ms(model: Any, optimizer: Any, x: torch.Tensor, steps: int) -> float:
-    """Return the mean step time of a block of steps."""
+def step_times_ms(model: Any, optimizer: Any, x: torch.Tensor, steps: int) -> tuple[float, float]:
+    """Return the mean step time of a block of steps, and the CPU time of this process in it."""
     cuda = x.device.type == "cuda"
     if cuda:
         torch.cuda.synchronize()
-    start = time.perf_counter()
+    start, start_cpu = time.perf_counter(), time.process_time()
     for _ in range(steps):
         optimizer.zero_grad()
         model(x).pow(2).mean().backward()
         optimizer.step()
+    cpu_ms = (time.process_time() - start_cpu) / steps * 1e3
     if cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - start) / steps * 1e3
+    return (time.perf_counter() - start) / steps * 1e3, cpu_ms
 
 
 def main() -> None:
@@ -128,7 +129,7 @@ def main() -> None:
         state, driver = session.state, session.driver
         assert driver is not None
 
-        def block(attached: bool) -> float:
+        def block(attached: bool) -> tuple[float, float]:
             # One model for both arms: two equal models differ by percents through where they lie in memory.
             session._closed = not attached
             if attached:
@@ -139,11 +140,12 @@ def main() -> None:
             return found
 
         driver.uninstall()
-        pairs = []
+        pairs, cpu_pairs = [], []
         for pair in range(args.pairs):
             order = (False, True) if pair % 2 == 0 else (True, False)
             times = {attached: block(attached) for attached in order}
-            pairs.append([times[False], times[True]])
+            pairs.append([times[False][0], times[True][0]])
+            cpu_pairs.append([times[False][1], times[True][1]])
         session._closed = False
         driver.install()
         costs = issue_cost_us(session, 50)
@@ -163,16 +165,18 @@ def main() -> None:
         "collectives_per_step": len(keys),
         "plain_ms": float(np.median([p[0] for p in pairs])),
         "cost_per_collective_us": float(np.median([b - a for a, b in pairs])) * 1e3 / len(keys),
+        "cpu_per_collective_us": float(np.median([b - a for a, b in cpu_pairs])) * 1e3 / len(keys),
         "ratio": float(np.median(ratios)),
         "ratio_95": [float(q) for q in np.quantile(draws, (0.025, 0.975))],
         "issue_cost_us": float(np.median(costs)),
         "issue_cost_us_p95": float(np.quantile(costs, 0.95)),
         "pairs_ms": pairs,
+        "cpu_pairs_ms": cpu_pairs,
     }
     text = json.dumps(result)
     if args.output:
         File(args.output).write_text(text + "\n")
-    print(json.dumps({k: v for k, v in result.items() if k != "pairs_ms"}, indent=1))
+    print(json.dumps({k: v for k, v in result.items() if not k.endswith("pairs_ms")}, indent=1))
 
 
 if __name__ == "__main__":
