@@ -1,9 +1,10 @@
-"""Measures the solver: `python tests/bench/bench_solver.py {frontier,brute,regret,projects} ...`.
+"""Measures the solver: `python tests/bench/bench_solver.py {frontier,brute,regret,projects,steps} ...`.
 
     frontier              generated Llama-8B, 70B and 405B-like steps, switch time 0, 10 and 50 ms, 20 points
     brute [COUNT]         random tiny problems, every feature on in some, against enumeration of all plans
     regret                what searches with 40, 100 and 200 evaluations of the same tables lose
     projects DIR          PSPLIB multi-mode instances against their published optima
+    steps                 `kareus solve` from the recorded traces to a schedule: time, proof, the improver's gain
 
 CPU time is the figure to compare: wall time depends on what else the machine does, so the load is kept
 beside it. Results go to tests/bench/results.
@@ -19,6 +20,7 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import replace
 from importlib.metadata import version
@@ -203,6 +205,47 @@ def bench_regret(args: argparse.Namespace) -> None:
     save("regret", rows)
 
 
+def bench_steps(args: argparse.Namespace) -> None:
+    """Whole commands as a user runs them, frontier included; CPU time is the children's."""
+    rows = []
+    for name in ("fsdp2-nvlink-default", "fsdp2-hostmem-default", "ddp-nvlink-default"):
+        for clocks in ("off", "advise"):
+            with tempfile.TemporaryDirectory() as folder:
+                command = [
+                    sys.executable,
+                    "-m",
+                    "kareus",
+                    "solve",
+                    f"traces/{name}",
+                    "--json",
+                    "--clocks",
+                    clocks,
+                ]
+                command += ["--profile", args.profile] if args.profile else []
+                command += ["-o", f"{folder}/schedule.json", "--frontier", f"{folder}/frontier.json"]
+                began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+                done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+                after = resource.getrusage(resource.RUSAGE_CHILDREN)
+                points = json.loads(Path(folder, "frontier.json").read_text())["points"]
+            found = json.loads(done.stdout)
+            wanted = ("status", "objective", "gap", "solve_s", "stock", "predicted", "simulated", "improver")
+            row = {
+                "trace": name,
+                "clocks": clocks,
+                "wall_s": time.perf_counter() - began,
+                "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+                **{key: found[key] for key in wanted},
+                "certificate": found["bound"]["certificate"],
+                "kept_stock": found["kept_stock"],
+                "points": len(points),
+                "worst_gap": max(p["gap"] for p in points),
+                "proven": sum(p["status"] == "optimal" for p in points),
+            }
+            rows.append(row)
+            print(row, flush=True)
+    save("steps", rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -220,6 +263,9 @@ def main() -> None:
     p = commands.add_parser("regret")
     p.add_argument("--seeds", type=int, default=5)
     p.set_defaults(run=bench_regret)
+    p = commands.add_parser("steps")
+    p.add_argument("--profile", help="profile to fit costs from (default: assumed costs, no fit)")
+    p.set_defaults(run=bench_steps)
     p = commands.add_parser("projects")
     p.add_argument("--time-limit", type=float, default=20.0)
     p.add_argument("--j30", action="store_true")
