@@ -114,14 +114,17 @@ class CostModel:
 
     @classmethod
     def from_profile(cls, profile: Profile) -> CostModel:
-        """Fit the model to a profile; constants its samples cannot identify stay assumed, and are noted.
+        """Fit the model to a profile, or take the fit stored in it.
+
+        Constants that its samples cannot identify stay assumed, and are noted.
 
         Raises:
             InputError: the profile has no samples.
         """
-        from kareus.model.fit_profile import fit_profile  # the fit needs this class
+        from kareus.model.fit_profile import fit_profile  # both need this class
+        from kareus.model.stored_fit import stored_model
 
-        return fit_profile(profile)
+        return stored_model(profile) or fit_profile(profile)
 
     def __getitem__(self, name: str) -> float:
         """Return the value of a constant."""

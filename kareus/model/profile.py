@@ -1,7 +1,7 @@
 """The Profile: what was measured, with spread, counts, conditions and provenance.
 
-A profile is raw material: samples and nothing fitted. `CostModel.from_profile` reads it. Profiles of one
-kind of GPU can be merged; samples keep the conditions they were taken under.
+A profile is raw material: samples, and at most the fit made from exactly these. `CostModel.from_profile`
+reads it. Profiles of one kind of GPU can be merged; samples keep the conditions they were taken under.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from kareus.errors import InputError
+from kareus.model.constants import Constant
 from kareus.schema import read_document, write_document
 
 SCHEMA = "kareus.profile/1"
@@ -164,6 +165,18 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     provenance: str = ""
 
 
+class StoredFit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Constants fitted to a profile earlier; see `kareus.model.stored_fit`.
+
+    Attributes:
+        digest: of the measurements and the model's version. constants: the fitted model. notes: its notes.
+    """
+
+    digest: str
+    constants: dict[str, Constant]
+    notes: tuple[str, ...] = ()
+
+
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Measurements of one kind of GPU.
 
@@ -173,6 +186,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         workloads: what step samples ran.
         reference_clock_mhz: SM clock that `alone_us` of the pieces refers to, 0 unknown.
         provenance: command or table the profile was made from.
+        fit: the cost model fitted to exactly these samples, to save the time of fitting again.
     """
 
     gpu: str
@@ -182,6 +196,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     workloads: dict[str, Workload] = {}
     reference_clock_mhz: float = 0.0
     provenance: str = ""
+    fit: StoredFit | None = None
     schema: str = SCHEMA
 
     def __post_init__(self) -> None:

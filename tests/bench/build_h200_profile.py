@@ -28,6 +28,7 @@ from kareus.model.profile import (
     StepSetting,
     Workload,
 )
+from kareus.model.stored_fit import with_fit
 from kareus.trace.graph import graphs
 from kareus.trace.kineto import read_trace
 from kareus.trace.spans import find_spans
@@ -201,6 +202,7 @@ def main(trace: str, target: str) -> None:
         provenance="tests/bench/build_h200_profile.py",
     )
     Path(target).parent.mkdir(parents=True, exist_ok=True)
+    profile = with_fit(profile)
     profile.save(target)
     print(f"{target}: {len(profile.samples)} samples, recorded step at about {clock:.0f} MHz (modelled)")
 
