@@ -25,6 +25,8 @@ class _FrontierPoint(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bound_j: float | None
     gap: float
     certificate: str
+    worst_time_us: float | None = None
+    worst_energy_j: float | None = None
 
 
 class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
