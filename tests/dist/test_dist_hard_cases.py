@@ -9,6 +9,7 @@ from gloo_world import free_port, run_world, succeed
 
 pytestmark = [pytest.mark.dist, pytest.mark.slow]
 pytest.importorskip("torch")
+from torch.distributed.fsdp import FSDPModule  # noqa: E402
 
 FSDP2 = [
     "accumulate",
@@ -67,6 +68,8 @@ def world() -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("name", HARD)
 def test_losses_and_weights_equal_stock(world: dict[str, list[Any]], name: str) -> None:
+    if name == "fsdp2 exception" and not hasattr(FSDPModule, "reset_iter_state"):
+        pytest.skip("torch before 2.13 cannot go on after an exception in an FSDP2 forward")
     results = succeed(world[name])
     for result in results:
         assert result["equal"], (result["losses"], result["report"])

@@ -18,7 +18,8 @@ HERE = Path(__file__).resolve().parent
 
 @pytest.fixture(scope="module", params=[8, 1024])
 def job(request: pytest.FixtureRequest) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
+    path = [str(HERE), str(HERE.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(HERE / "thousand_ranks.py"), str(request.param)],
         capture_output=True, text=True, timeout=120, env=environment, check=False,
