@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kareus.cli.inputs import StepInput, add_step_arguments, read_step
-from kareus.errors import UsageError
+from kareus.errors import InputError, UsageError
 from kareus.plan.knobs import knobs_from
 from kareus.plan.planner import Goal, Plan, make_plan
 from kareus.report.progress import SolverProgress
@@ -94,6 +94,8 @@ def run(args: argparse.Namespace) -> int:
         deadline_us=None if args.deadline_ms is None else args.deadline_ms * 1000,
         energy_budget_j=args.energy_budget_j,
     )
+    for path in (args.output, args.frontier):
+        _check_folder(path)
     step = read_step(args)
     capabilities = step.traces.manifest.capabilities if step.traces.manifest else {}
     with SolverProgress(quiet=args.json) as progress:
@@ -119,6 +121,16 @@ def run(args: argparse.Namespace) -> int:
         print(step.profile_note, file=sys.stderr)
         print_solve(document, output=args.output)
     return 0
+
+
+def _check_folder(path: str | None) -> None:
+    """Refuse a file whose folder is not there before minutes are spent on what goes into it.
+
+    Raises:
+        InputError: the folder does not exist.
+    """
+    if path is not None and not Path(path).parent.is_dir():
+        raise InputError(f"cannot write {path}: no folder {Path(path).parent}; make it or choose another")
 
 
 def _save_finalists(plan: Plan, output: str, most: int) -> None:
