@@ -19,7 +19,8 @@ from kareus.model.cluster import (
     scale_schedule,
 )
 from kareus.model.simulate import Simulation, simulate
-from kareus.report.data import Effect, ScalingRow, Source
+from kareus.report.build import predicted
+from kareus.report.data import ScalingRow
 from kareus.schedule import Schedule
 
 GPUS_PER_HOST = 8
@@ -175,12 +176,8 @@ def scaling_rows(rows: list[Scaled]) -> tuple[ScalingRow, ...]:
         ScalingRow(
             label=f"{row.cluster.label}, {row.cluster.num_hosts} host{'s' if row.cluster.num_hosts > 1 else ''}",
             num_ranks=row.cluster.num_ranks,
-            stock=_effect(row.stock),
-            scheduled=_effect(row.scheduled),
+            stock=predicted(row.stock),
+            scheduled=predicted(row.scheduled),
         )
         for row in rows
     )
-
-
-def _effect(simulation: Simulation) -> Effect:
-    return Effect(time_us=simulation.time_us, energy_j=simulation.energy_j, source=Source.PREDICTED)

@@ -99,7 +99,7 @@ def build_report(
     views = tuple(_view(rank, schedule) for rank in ranks)
     main = ranks[0]
     graph = main.graph
-    stock = _effect(main.stock)
+    stock = predicted(main.stock)
     return ReportData(
         title=_title(graph),
         subject=context.subject,
@@ -108,7 +108,7 @@ def build_report(
             time_us=graph.duration_ns / 1e3, energy_j=context.recorded_energy_j, source=Source.MEASURED
         ),
         stock=stock,
-        scheduled=_effect(main.scheduled),
+        scheduled=predicted(main.scheduled),
         bound=_bound(schedule),
         solver=_solver(schedule),
         planned=_planned(schedule),
@@ -146,7 +146,8 @@ def _times(simulation: Simulated) -> tuple[I64, I64]:
     return simulation.op_start_ns[0], simulation.op_end_ns[0]
 
 
-def _effect(simulation: Simulated) -> Effect:
+def predicted(simulation: Simulated) -> Effect:
+    """Return time (us) and energy (J) of a simulated step as a figure to show."""
     return Effect(time_us=simulation.time_us, energy_j=simulation.energy_j, source=Source.PREDICTED)
 
 

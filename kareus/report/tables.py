@@ -138,18 +138,6 @@ def print_scaling(document: Mapping[str, Any], *, file: IO[str] | None = None) -
         out.print(f"  {sentence}")
 
 
-def print_compare(document: Mapping[str, Any], *, file: IO[str] | None = None) -> None:
-    """Print a `kareus.compare/1` document: one row for each policy; changes are against the first."""
-    out = console(file)
-    policies = document["policies"]
-    rows = []
-    for policy in policies:
-        row = _point(policy["name"], policy, policies[0], policy["source"])
-        rows.append([*row, ", ".join(policy.get("needs", ())) or "nothing"])
-    grid(out, (*_POINT_COLUMNS, "needs"), rows, left=(0, 5, 6))
-    _facts(out, [("costs", document.get("costs", ""))])
-
-
 _POINT_COLUMNS = ("", "time", "change", "energy", "change", "source")
 _SIMULATED = (
     ("time_us", "step time", ms),

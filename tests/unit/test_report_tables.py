@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kareus.report.progress import SolverProgress, describe
-from kareus.report.tables import console, print_compare, print_simulate, print_solve
+from kareus.report.tables import console, grid, print_simulate, print_solve
 
 SOLVE: dict[str, Any] = {
     "schema": "kareus.solve/1",
@@ -93,28 +93,11 @@ def test_simulate_puts_both_steps_side_by_side() -> None:
     ]
 
 
-def test_compare_is_relative_to_its_first_policy() -> None:
-    out = io.StringIO()
-    policies = [
-        {"name": "stock", "time_us": 100_000, "energy_j": 70.0, "source": "measured", "needs": []},
-        {"name": "zeus", "time_us": 110_000, "energy_j": 63.0, "source": "simulated", "needs": ["root"]},
-        {"name": "odd [name]", "time_us": 100_000, "energy_j": None, "source": "simulated", "needs": []},
-    ]
-    print_compare({"policies": policies}, file=out)
-    assert lines(out)[1:] == [
-        "stock 100.00 ms 70.00 J measured nothing",
-        "zeus 110.00 ms +10.0 % 63.00 J -10.0 % simulated root",
-        "odd [name] 100.00 ms 0.0 % unknown simulated nothing",
-    ]
-
-
 def test_nothing_is_cut_in_a_pipe() -> None:
     out = io.StringIO()
-    name = "x" * 150
-    print_compare(
-        {"policies": [{"name": name, "time_us": 1e5, "energy_j": 70.0, "source": "measured"}]}, file=out
-    )
-    assert name in out.getvalue().replace("\n", "")
+    grid(console(out), ("", "needs"), [["x" * 150, "odd [name]"]], left=(0, 1))
+    assert "x" * 150 in out.getvalue().replace("\n", "")
+    assert "odd [name]" in out.getvalue()
 
 
 def test_no_color_is_obeyed(monkeypatch: Any) -> None:
