@@ -48,7 +48,7 @@ class Sampler:
     """
 
     def __init__(self, handle: HasGpu, period_s: float = 0.05, *, max_samples: int = MAX_SAMPLES) -> None:
-        self.period_s = period_s
+        self.period_s = self._asked_period_s = period_s
         self.counter_backsteps = 0
         self.missed = 0
         self._gpu = handle.gpu
@@ -151,12 +151,14 @@ class Sampler:
     def _run(self) -> None:
         # Fixed rate from the start, so that sampling does not lock onto a step's period by drifting.
         due = time.monotonic()
+        quickest_s = float("inf")
         while not self._wake.is_set() and not self._gpu.lost:
             start = time.monotonic()
             self.take()
-            # A reading takes microseconds on most hosts and milliseconds in some virtual machines.
-            slow_s = (time.monotonic() - start) / READING_SHARE
-            self.period_s = min(max(self.period_s, slow_s), max(self.period_s, SLOWEST_PERIOD_S))
+            # A reading takes microseconds on most hosts and milliseconds in some virtual machines. The
+            # quickest one counts: others may have waited for Python or for a busy CPU.
+            quickest_s = min(quickest_s, time.monotonic() - start)
+            self.period_s = max(self._asked_period_s, min(quickest_s / READING_SHARE, SLOWEST_PERIOD_S))
             due = max(due + self.period_s, time.monotonic())
             self._wake.wait(due - time.monotonic())
 
