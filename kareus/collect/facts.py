@@ -98,8 +98,13 @@ def _no_copy_engine(device: torch.device, one_host: bool) -> str:
     others = [i for i in range(torch.cuda.device_count()) if i != device.index]
     if any(not torch.cuda.can_device_access_peer(device.index or 0, other) for other in others):
         return "a GPU of this host cannot read its peer's memory"
-    return (
-        ""
-        if dist.is_available() and hasattr(torch.distributed, "_symmetric_memory")
-        else "no symmetric memory"
-    )
+    return "" if _has_symmetric_memory() else "this torch has no symmetric memory"
+
+
+def _has_symmetric_memory() -> bool:
+    """Whether torch's module is there; `torch.distributed` itself does not import it."""
+    try:
+        from torch.distributed import _symmetric_memory
+    except ImportError:
+        return False
+    return hasattr(_symmetric_memory, "rendezvous")

@@ -23,6 +23,7 @@ from kareus.plan.improve import WITHIN_NOISE, Improved, Score, improve
 from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, lower
 from kareus.plan.problem import StepProblem, build_problem, with_limits
+from kareus.plan.repair import without_circles
 from kareus.schedule import Effect, Proof, Schedule
 from kareus.trace.types import StepGraph
 from solver import Frontier, Objective, Solution, Status, frontier, solve
@@ -134,8 +135,11 @@ def make_plan(
     improved = None
     try:
         simulation = simulate([graph], schedule, cost)
-    except InputError as error:
-        kept_stock = f"kept as stock: the solver's plan cannot be played from start to end ({error})"
+    except InputError:  # launch points that wait for each other in a circle
+        schedule, simulation, dropped = without_circles(graph, schedule, cost)
+        schedule = msgspec.structs.replace(schedule, notes=(*schedule.notes, _dropped_note(dropped)))
+        scheduled_error = solution.time_us / simulation.time_us - 1
+        kept_stock = _why_stock(goal, stock_simulation, simulation)
     else:
         scheduled_error = solution.time_us / simulation.time_us - 1
         improved = improve(
@@ -162,6 +166,13 @@ def make_plan(
         measured_us=graph.duration_ns / 1000,
         improved=None if kept_stock else improved,
         kept_stock=kept_stock,
+    )
+
+
+def _dropped_note(collectives: tuple[str, ...]) -> str:
+    return (
+        f"{len(collectives)} launch point(s) of the solver's plan would wait for each other in a circle and were "
+        f"left as recorded: {', '.join(collectives)}"
     )
 
 
