@@ -9,7 +9,6 @@ import sys
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from kareus.runtime import torch_api
 from kareus.runtime.environment import BUDGET_OVERRIDES

@@ -10,7 +10,8 @@ anything is chosen, so a second column scales a prediction by stock's; the chang
 both. Writes results/one_gpu_predictions.json.
 
 Where gathers start in a stock step was decided with the measurements known (see `launched`), so the launch
-points and the slow link are no blind test of it; `--recorded-starts` shows the other choice, unsaved.
+points and the slow link are no blind test of it; `--recorded-starts` is the other choice, in
+results/one_gpu_predictions_recorded_starts.json.
 """
 
 from __future__ import annotations
@@ -262,7 +263,7 @@ def main() -> None:
     groups = {"all": rows} | {job: [r for r in rows if r["job"] == job] for job in JOBS}
     result = {
         "schema": "kareus.bench.one_gpu_model/1",
-        "command": "one_gpu_model.py",
+        "command": f"one_gpu_model.py{' --recorded-starts' if args.recorded_starts else ''}",
         "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
         "raw": [f"one_gpu_model_{job}.json" for job in JOBS],
@@ -279,8 +280,8 @@ def main() -> None:
         },
         "cpu_s": time.process_time() - began,
     }
-    if not args.recorded_starts:
-        (RESULTS / "one_gpu_predictions.json").write_text(json.dumps(result, indent=1) + "\n")
+    target = f"one_gpu_predictions{'_recorded_starts' if args.recorded_starts else ''}.json"
+    (RESULTS / target).write_text(json.dumps(result, indent=1) + "\n")
     print(f"{'job':8} {'setting':24} {'ms':>7} {'model':>7} {'change':>7} {'model':>7} "
           f"{'J':>7} {'model':>7} {'change':>7} {'model':>7}")  # fmt: skip
     for r in rows:
