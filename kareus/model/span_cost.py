@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from kareus.model import rates
 from kareus.model.cost import Z90, CostModel
+from kareus.model.prefix_sums import PrefixSums
+from kareus.model.uncertainty import uncertainty
 from kareus.trace.types import F64, I8, I32, I64, Span, StepGraph
 
 _EPS = 1e-9
@@ -136,38 +138,6 @@ def evaluate(work: SpanWork, configs: SpanConfigs, cost: CostModel) -> SpanCosts
     return _Evaluation(work, configs, cost).run()
 
 
-class _Tables:
-    """Prefix sums over ops for each set of running collectives met so far, one row per (clock, set).
-
-    `time` has rows of m + 1, `moved` a row for each (row, level), `alone` is float[rows, levels].
-    """
-
-    def __init__(self, levels: int) -> None:
-        self.row_of: dict[int, int] = {}
-        self.levels = levels
-        self._time: list[F64] = []
-        self._moved: list[F64] = []
-        self._alone: list[F64] = []
-        self.size = 0
-        empty = _Stacked(np.zeros((1, 1)))
-        self.time, self.moved, self.alone = empty, empty, np.zeros((0, levels))
-
-    def add(self, code: int, time: F64, moved: F64, alone: F64) -> None:
-        """Add the row of a set of collectives."""
-        self.row_of[code] = len(self._time)
-        self._time.append(time)
-        self._moved.append(moved)
-        self._alone.append(alone)
-
-    def freeze(self) -> None:
-        """Make the rows searchable; a no-op while none were added."""
-        if self.size != len(self._time):
-            self.size = len(self._time)
-            self.time = _Stacked(np.stack(self._time))
-            self.moved = _Stacked(np.concatenate(self._moved) if self.levels else np.zeros((1, 1)))
-            self.alone = np.stack(self._alone)
-
-
 class _Evaluation:
     """State of one call: numpy columns over settings, advanced event by event."""
 
@@ -185,7 +155,7 @@ class _Evaluation:
         self.required = np.where(configs.serialise[:, None], np.minimum(self.start_at, required), required)
         self.start_at = np.minimum(self.start_at, _latest_starts(lanes, self.required))
         self.serialised = configs.serialise
-        self.tables = _Tables(len(self.levels))
+        self.tables = PrefixSums(len(self.levels))
         self.base_time = np.stack(
             [work.alone_us * rates.clock_time(self.coef, work.kernel_class, f) for f in self.clocks]
         )
@@ -425,69 +395,6 @@ class _Evaluation:
             time_hi_us=time + Z90 * time_sd,
             energy_hi_j=energy + Z90 * energy_sd,
         )
-
-
-class _Stacked:
-    """Piecewise linear functions on 0..m given at the integers, searched together.
-
-    Rows are laid end to end, each lifted above the one before, so that one sorted search serves all.
-    """
-
-    def __init__(self, values: F64) -> None:
-        self.values = values
-        self.width = values.shape[1]
-        self.lift = np.concatenate([[0.0], np.cumsum(values[:, -1] + 1.0)[:-1]])
-        self.flat = (values + self.lift[:, None]).ravel()
-
-    def last(self, row: I64) -> F64:
-        """Value at m."""
-        return np.asarray(self.values[row, -1])
-
-    def at(self, row: I64, position: F64) -> F64:
-        """Value at a real position."""
-        index = np.minimum(position.astype(np.int64), self.width - 1)
-        base = row * self.width + index
-        low = self.values.ravel()[base]
-        high = self.values.ravel()[np.minimum(base + 1, row * self.width + self.width - 1)]
-        return np.asarray(low + (high - low) * (position - index))
-
-    def find(self, row: I64, value: F64) -> F64:
-        """Real position at which a row first reaches a value; m where it never does."""
-        wanted = np.minimum(value, self.values[row, -1]) + self.lift[row]
-        index = np.searchsorted(self.flat, wanted, side="left") - row * self.width
-        index = np.clip(index, 1, max(self.width - 1, 1))
-        if self.width == 1:
-            return np.zeros(len(row))
-        base = row * self.width + index
-        low, high = self.flat[base - 1], self.flat[base]
-        share = np.clip((wanted - low) / np.maximum(high - low, _EPS), 0.0, 1.0)
-        return np.asarray(index - 1 + share)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Uncertainty:
-    """Relative standard deviations of the parts of a price."""
-
-    time: float
-    energy: float
-    bandwidth: float
-    contention: float
-    communication: float
-
-
-def uncertainty(cost: CostModel) -> Uncertainty:
-    """Return relative standard deviations from a model's intervals (half of 90 % over 1.64)."""
-
-    def spread(*names: str) -> float:
-        return max(cost.constants[name].relative_halfwidth for name in names) / Z90
-
-    return Uncertainty(
-        time=cost["time_residual"],
-        energy=cost["energy_residual"],
-        bandwidth=spread("all_gather.gb_per_s", "reduce_scatter.gb_per_s"),
-        contention=spread("gemm.wave_share", "gemm.sm_share"),
-        communication=spread("all_gather.j_per_gb", "all_gather.w_per_cta"),
-    )
 
 
 def _latest_starts(lane: I64, required: F64) -> F64:

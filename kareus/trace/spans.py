@@ -199,17 +199,41 @@ def _home(graph: StepGraph, rows: I64) -> tuple[Phase, str]:
 
 
 def _points(graph: StepGraph, rows: I64, phase: Phase, unit: str) -> dict[int, str]:
-    """Launch points of a span: position -> "side|module|phase", from annotations or the unit alone."""
+    """Launch points of a span: position -> "side|module|phase", from annotations or the unit alone.
+
+    A module's hook before it fires once, ahead of the first op of the module or of any module inside it. What
+    a module computes between or behind its children therefore starts "after" the child that has just ended.
+    """
     if phase not in (Phase.FORWARD, Phase.BACKWARD):
         return {}
     name = _PHASES[phase]
     points = {0: f"before|{unit}|{name}"} if unit else {}
+    used = set(points.values())
     modules = graph.ops.module[rows]
-    for position in np.flatnonzero(np.diff(modules)) + 1:
-        module = int(modules[position])
-        if module >= 0:
-            points.setdefault(int(position), f"before|{graph.modules[module]}|{name}")
+    first, last = _extents([graph.modules[int(m)] if m >= 0 else "" for m in modules])
+    for position in (np.flatnonzero(np.diff(modules)) + 1).tolist():
+        now, before = int(modules[position]), int(modules[position - 1])
+        text = ""
+        if now >= 0 and first[graph.modules[now]] == position:
+            text = f"before|{graph.modules[now]}|{name}"
+        elif phase == Phase.FORWARD and before >= 0 and last[graph.modules[before]] == position - 1:
+            text = f"after|{graph.modules[before]}|{name}"
+        if text and text not in used:
+            used.add(text)
+            points.setdefault(position, text)
     return points
+
+
+def _extents(names: list[str]) -> tuple[dict[str, int], dict[str, int]]:
+    """First and last position of each module, modules inside it included."""
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    for position, name in enumerate(names):
+        while name:
+            first.setdefault(name, position)
+            last[name] = position
+            name = name.rpartition(".")[0]
+    return first, last
 
 
 def _choices(reach: _Reach, points: dict[int, str], ready: int, stock: int, length: int) -> dict[str, tuple]:  # type: ignore[type-arg]
