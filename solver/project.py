@@ -89,7 +89,7 @@ def solve_project(
     """Return the shortest schedule found with its bound, checked by `project_violations`.
 
     Args:
-        project: the instance. time_limit_s: wall time. seed: random seed.
+        project: the instance. time_limit_s: wall time of the search, and again of confirming its result. seed: random seed.
         num_workers: CP-SAT workers; its portfolio needs eight to be complete, even on fewer cores.
 
     Raises:

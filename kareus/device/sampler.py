@@ -16,6 +16,7 @@ MAX_SAMPLES = 200_000  # 2.8 hours at 50 ms; 20 MB of Python objects
 LOCK_TIMEOUT_S = 0.5  # a reading takes some 10 us; longer means that the driver hangs
 READING_SHARE = 0.02  # of the sampling thread's time that readings may take
 SLOWEST_PERIOD_S = 0.25
+SETTLING_READINGS = 5  # before their time is judged
 MISSING = -1  # a reading that NVML did not give, in integer columns
 
 
@@ -151,14 +152,16 @@ class Sampler:
     def _run(self) -> None:
         # Fixed rate from the start, so that sampling does not lock onto a step's period by drifting.
         due = time.monotonic()
-        quickest_s = float("inf")
+        quickest_s, readings = float("inf"), 0
         while not self._wake.is_set() and not self._gpu.lost:
             start = time.monotonic()
             self.take()
             # A reading takes microseconds on most hosts and milliseconds in some virtual machines. The
             # quickest one counts: others may have waited for Python or for a busy CPU.
             quickest_s = min(quickest_s, time.monotonic() - start)
-            self.period_s = max(self._asked_period_s, min(quickest_s / READING_SHARE, SLOWEST_PERIOD_S))
+            readings += 1
+            if readings >= SETTLING_READINGS:
+                self.period_s = max(self._asked_period_s, min(quickest_s / READING_SHARE, SLOWEST_PERIOD_S))
             due = max(due + self.period_s, time.monotonic())
             self._wake.wait(due - time.monotonic())
 
