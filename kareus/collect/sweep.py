@@ -267,9 +267,10 @@ class Sweep:
         except Exception as error:  # nothing of ours is raised into training
             log.warning("kareus rank %d: %r", self._session.job.rank, error)
         if self._session.job.rank == 0:
-            print(
-                f"kareus: profile: {why}; {self._store.count} blocks in {self._store.path}", file=sys.stderr
-            )
+            found = f"{self._store.count} blocks in {self._store.path}"
+            if not self._store.count:
+                found = "no block was measured, so no profile was written; let the job run more steps"
+            print(f"kareus: profile: {why}; {found}", file=sys.stderr)
 
 
 def start_sweep(session: Any, target: str) -> Sweep:

@@ -86,10 +86,6 @@ class DdpDriver:
         self._last: Any = None
         self._handles: list[Any] = []
 
-    def group_tuples(self) -> list[tuple[int, ...]]:
-        """Return the rank tuple of the model's group."""
-        return [torch_api.group_ranks(self.group)]
-
     def install(self) -> None:
         """Register the communication hook, once in a model's life, and the launch hooks."""
         self.slot = hook_slot(self.model, create=True)

@@ -81,12 +81,6 @@ class Fsdp2Driver:
         launched = {phase for found in self._targets.values() for _, phase in found if phase != REDUCE}
         return frozenset(launched | {phase for phase, depth in depths.items() if depth})
 
-    def group_tuples(self) -> list[tuple[int, ...]]:
-        """Return the rank tuples this rank's units communicate over."""
-        return sorted(
-            {torch_api.group_ranks(g) for u in self.job.units for g in torch_api.unit_groups(u.group)}
-        )
-
     def install(self) -> None:
         """Place the communication objects, the method wrappers and the launch hooks."""
         for unit in self.job.units:

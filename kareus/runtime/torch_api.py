@@ -171,11 +171,6 @@ def forward_order(group: Any) -> list[Any]:
     return list(group.comm_ctx.post_forward_order)
 
 
-def is_hsdp(group: Any) -> bool:
-    """Return True for a group that also all-reduces over replicas."""
-    return bool(group._is_hsdp)
-
-
 def unit_groups(group: Any) -> list[dist.ProcessGroup]:
     """Return the process groups a unit gathers or scatters over (the post-forward mesh has its own)."""
     found = [group.mesh_info.shard_process_group]

@@ -12,8 +12,6 @@ from kareus.trace.types import (
     I64,
     CollectiveOp,
     EdgeKind,
-    OpFlag,
-    OpKind,
     OpTable,
     Provenance,
     StepGraph,
@@ -106,9 +104,3 @@ def _wait_edges(waits: I64, local: I64) -> I64:
     waits = waits[inside]
     kind = np.full(len(waits), int(EdgeKind.EVENT))
     return np.stack([local[waits[:, 0]], local[waits[:, 1]], kind, waits[:, 2]], axis=1)
-
-
-def is_work(ops: OpTable) -> np.ndarray:
-    """True for ops that are compute in the sense of a step's breakdown: everything but collectives."""
-    work: np.ndarray = (ops.kind != OpKind.COLLECTIVE) & ((ops.flags & OpFlag.ZERO_DURATION) == 0)
-    return work
