@@ -124,10 +124,15 @@ class FsdpBoundArm(Arm):
         for unit in self.units:
             gather, scatter = unit.group._all_gather_comm, unit.group._reduce_scatter_comm
             self.originals.append((unit, gather, scatter))
+            played = self.job.played  # the fake group moves nothing, so the kind that stays is played too
             if self.name != "no-rs":
                 unit.module.set_custom_all_gather(_kept_gather(gather, not self.job.moves_data))
+            elif played is not None:
+                unit.module.set_custom_all_gather(_played(gather, played))
             if self.name != "no-ag":
                 unit.module.set_custom_reduce_scatter(_local_scatter(scatter))
+            elif played is not None:
+                unit.module.set_custom_reduce_scatter(_played(scatter, played))
 
     def leave(self) -> None:
         for unit, gather, scatter in self.originals:
@@ -162,6 +167,29 @@ def _kept_gather(inner: Any, played: bool) -> Any:
             return inner(output_tensor, input_tensor, group, async_op)
 
     return KeptGather()
+
+
+def _played(inner: Any, path: Any) -> Any:
+    """Collectives of a stand-in behind FSDP2's protocols, buffers as `inner` makes them."""
+    from kareus.runtime.torch_api import AllGather, ReduceScatter
+
+    class PlayedGather(AllGather):
+        def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
+            return inner.allocate(size, dtype=dtype, device=device)
+
+        def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, async_op: bool = False) -> Any:
+            path.all_gather(output_tensor, input_tensor, group, async_op)
+
+    class PlayedScatter(ReduceScatter):
+        def allocate(self, size: Any, *, dtype: Any, device: Any) -> Any:
+            return inner.allocate(size, dtype=dtype, device=device)
+
+        def __call__(
+            self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False
+        ) -> Any:
+            path.reduce_scatter(output_tensor, input_tensor, group, op, async_op)
+
+    return PlayedGather() if isinstance(inner, AllGather) else PlayedScatter()
 
 
 def _local_scatter(inner: Any) -> Any:

@@ -134,6 +134,15 @@ class Job:
         self.observed = session.observed
         session.detach()
 
+    @property
+    def played(self) -> Any:
+        """The path that plays collectives outside any session; None where they are real."""
+        if self.args.stand_in is None:
+            return None
+        from stand_in import StandInPath
+
+        return StandInPath(self.device, self.args.stand_in)
+
     def play(self, session: Any) -> None:
         """Where asked for, let a session's collectives be played on this GPU."""
         if self.args.stand_in is not None:

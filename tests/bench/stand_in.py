@@ -137,10 +137,14 @@ def install(session: Any, device: torch.device, link: str) -> None:
 
 
 def measure(device: torch.device, link: str, shard_mb: int = 228) -> list[dict[str, Any]]:
-    """Times of the stand-in alone and beside four GEMMs, the GEMMs' own included; milliseconds."""
-    path = StandInPath(device, link)
+    """Times of the stand-in alone and beside four GEMMs, the GEMMs' own included; milliseconds.
+
+    No thread blocks are the copy engine.
+    """
+    path, copies = StandInPath(device, link), HostCopyPath(device, link)
     n = shard_mb * 1_000_000 // 4
     a, b, out = (torch.randn(n, device=device) for _ in range(3))
+    whole = torch.empty(4 * n, dtype=torch.bfloat16, device=device)  # as FSDP2 gathers; both halves
     left, right = (torch.randn(s, dtype=torch.bfloat16, device=device) for s in ((4096, 4096), (4096, 28672)))
     side = torch.cuda.Stream(device)
     rows: list[dict[str, Any]] = []
@@ -152,9 +156,11 @@ def measure(device: torch.device, link: str, shard_mb: int = 228) -> list[dict[s
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             side.wait_event(start)
-            if kind is not None:
-                with torch.cuda.stream(side):
+            with torch.cuda.stream(side):
+                if kind is not None and ctas:
                     path.move(kind, a, b, out, ctas)
+                elif kind is not None:
+                    copies.all_gather(whole, whole[: 2 * n], None, False)
             for _ in range(gemms):
                 left @ right
             torch.cuda.current_stream(device).wait_stream(side)
@@ -165,7 +171,7 @@ def measure(device: torch.device, link: str, shard_mb: int = 228) -> list[dict[s
 
     rows.append({"kind": None, "num_ctas": 0, "gemms": 4, "ms": timed(0, None, 4)})
     for kind in ("all_gather", "reduce_scatter"):
-        for ctas in (2, 4, 8, 12, 16, 20, 24):
+        for ctas in (*((0,) if kind == "all_gather" else ()), 2, 4, 8, 12, 16, 20, 24):
             rows += [
                 {"kind": kind, "num_ctas": ctas, "gemms": gemms, "ms": timed(ctas, kind, gemms)}
                 for gemms in (0, 4)
