@@ -87,6 +87,7 @@ def assumed_constants(gpu: str, num_sms: int) -> dict[str, Constant]:
         "power_limit_w": (sheet.limit_w, 0.0),
         "power_window_us": (90_000.0, 0.5),
         "hbm_gb_per_s": (sheet.hbm, 0.1),
+        "link_sharing": (1.0, 0.0),
         "reference_clock_mhz": (sheet.clocks[1], 0.2),
         "min_clock_mhz": (sheet.clocks[0], 0.0),
         "max_clock_mhz": (sheet.clocks[1], 0.0),

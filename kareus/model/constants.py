@@ -35,6 +35,10 @@ GLOBALS: dict[str, tuple[str, str]] = {
     "power_limit_w": ("W", "board power limit"),
     "power_window_us": ("us", "averaging window of the power limit; 0 is an instantaneous limit"),
     "hbm_gb_per_s": ("GB/s", "memory bandwidth"),
+    "link_sharing": (
+        "1",
+        "how far collectives under way at once share one link: 1 all of it, 0 each has its own",
+    ),
     "reference_clock_mhz": ("MHz", "SM clock that the durations and powers refer to"),
     "min_clock_mhz": ("MHz", "lowest SM clock"),
     "max_clock_mhz": ("MHz", "highest SM clock"),
@@ -51,7 +55,7 @@ CLASS_QUANTITIES: dict[str, tuple[str, str]] = {
     "sm_share": ("1", "share of the run time that stretches with the SMs taken away, smoothly"),
     "wave_share": ("1", "share of the run time that stretches in whole waves of thread blocks"),
     "memory_share": ("1", "share of the run time that stretches with the memory bandwidth taken away"),
-    "link_loss": ("1", "share of a collective's bandwidth lost while it runs beside this class"),
+    "link_loss": ("1", "share of a thread block's wire bandwidth lost beside this class"),
     "clock_share": ("1", "share of the run time proportional to 1 / SM clock"),
     "clock_energy": ("1", "exponent of dynamic energy in SM clock"),
 }

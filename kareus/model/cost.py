@@ -65,6 +65,7 @@ class Coefficients:
 
     num_sms: int
     hbm_gb_per_s: float
+    link_sharing: float
     static_power_w: float
     power_limit_w: float
     power_window_us: float
@@ -171,6 +172,7 @@ class CostModel:
             copy_link_loss_scale=self["copy_engine.link_loss_scale"],
             num_sms=self.num_sms,
             hbm_gb_per_s=self["hbm_gb_per_s"],
+            link_sharing=self["link_sharing"],
             static_power_w=self["static_power_w"],
             power_limit_w=self["power_limit_w"],
             power_window_us=self["power_window_us"],

@@ -7,7 +7,7 @@ model's notes name it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -25,8 +25,8 @@ _BESIDE_SD = {
     "clock_share": 0.3, "clock_energy": 0.4,
 }  # fmt: skip
 _KIND_SD = {"w_per_cta": 0.5, "j_per_gb": 0.6}  # memory traffic cannot be told from memory_share
-_COPY_SD = {"gb_per_s": 0.3, "latency_us": 0.5, "j_per_gb": 0.6, "link_loss_scale": 0.5}
-_GLOBAL_SD = {"static_power_w": 0.1, "serialise_us": 0.7}
+_COPY_SD = {"gb_per_s": 0.8, "latency_us": 0.5, "j_per_gb": 0.6, "link_loss_scale": 0.5}
+_GLOBAL_SD = {"static_power_w": 0.1, "serialise_us": 0.7, "power_limit_w": 0.02, "power_window_us": 0.4}
 _LIMITS = {
     "sm_share": 2.0, "wave_share": 1.0, "memory_share": 2.0, "link_loss": 0.9,
     "clock_share": 1.0, "knee": 40.0,
@@ -37,15 +37,21 @@ _ALIKE = {
     "link_loss": 0.8, "gb_per_s_per_cta": 0.9, "gb_per_s": 0.9, "knee": 0.7, "w_per_cta": 0.7, "j_per_gb": 0.7,
 }  # fmt: skip
 MIN_TIME_SD, MIN_ENERGY_SD = 0.01, 0.015
+CLOCK_SD = 0.03  # of a mean of clock readings; a step's clock also moves within the step
 
 
 def fit_profile(
-    profile: Profile, *, samples: Sequence[Sample] | None = None, max_iterations: int = 18
+    profile: Profile,
+    *,
+    samples: Sequence[Sample] | None = None,
+    known: Mapping[str, Constant] | None = None,
+    max_iterations: int = 18,
 ) -> CostModel:
     """Return the model fitted to a profile.
 
     Args:
         profile: the measurements. samples: fit to these only (for validation); all where missing.
+        known: constants the caller knows (a simulated link, a data sheet); held, not fitted.
         max_iterations: Jacobians of the second stage.
 
     Raises:
@@ -65,10 +71,14 @@ def fit_profile(
     cost = CostModel.assumed(profile.gpu, profile.num_sms)
     if profile.reference_clock_mhz:
         cost = cost.with_constants({"reference_clock_mhz": _exact(cost, profile.reference_clock_mhz)})
+    held = known or {}
+    cost = cost.with_constants(held)
     bare = [s for s in chosen if s.collective is not None and not s.compute]
-    if bare:
-        cost, _ = _fit(cost, _link_names(bare), profile, bare, max_iterations=20)
-    cost, _ = _fit(cost, _other_names(cost, chosen), profile, chosen, max_iterations=max_iterations)
+    link = {name: sd for name, sd in _link_names(bare).items() if name not in held}
+    if link:
+        cost, _ = _fit(cost, link, profile, bare, max_iterations=20)
+    rest = {name: sd for name, sd in _other_names(cost, chosen).items() if name not in held}
+    cost, _ = _fit(cost, rest, profile, chosen, max_iterations=max_iterations)
     return _with_residuals(cost, profile, chosen)
 
 
@@ -161,7 +171,7 @@ def _correlation(names: Sequence[str]) -> F64:
 
 
 def _residuals(cost: CostModel, profile: Profile, samples: Sequence[Sample]) -> F64:
-    """Log ratios of predicted to measured, in standard deviations: time, then energy where known."""
+    """Log ratios of predicted to measured, in standard deviations: time, then energy and clock where known."""
     found = predict(profile, samples, cost)
     time = np.array([s.time_us for s in samples])
     time_sd = np.maximum([s.time_spread_us / s.time_us for s in samples], MIN_TIME_SD)
@@ -173,6 +183,10 @@ def _residuals(cost: CostModel, profile: Profile, samples: Sequence[Sample]) -> 
             [max(samples[i].energy_spread_j / e, MIN_ENERGY_SD) for i, e in zip(known, energy, strict=True)]
         )
         rows.append(np.log(found.energy_j[known] / energy) / sd)
+    read = [i for i, s in enumerate(samples) if s.sm_clock_mhz > 0]
+    if read:
+        clock = np.array([samples[i].sm_clock_mhz for i in read])
+        rows.append(np.log(found.sm_clock_mhz[read] / clock) / CLOCK_SD)
     return np.concatenate(rows)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from kareus.model import rates
 from kareus.model.cost import CostModel
-from kareus.model.power import clock_grid, governed
+from kareus.model.power import clock_grid, governed, governed_phases
 from kareus.model.profile import (
     Piece,
     Profile,
@@ -28,6 +28,7 @@ from kareus.model.span_cost import SpanConfigs, SpanWork, evaluate
 from kareus.trace.types import F64, CollectiveKind, KernelClass
 
 LOOP = "loop"
+CLOCKS = 4  # of the grid that prices are interpolated on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +46,9 @@ def predict(profile: Profile, samples: Sequence[Sample], cost: CostModel) -> Pre
     Args:
         profile: holds the workloads step samples name. samples: any of its samples. cost: the model.
     """
-    clocks = clock_grid(cost, 4)
-    time = np.zeros((len(samples), len(clocks)))
-    dynamic = np.zeros((len(samples), len(clocks)))
+    clocks = clock_grid(cost, CLOCKS)
+    time, energy, clock = (np.zeros(len(samples)) for _ in range(3))
+    static_w, limit_w = cost["static_power_w"], cost["power_limit_w"]
     groups: dict[tuple[object, ...], list[int]] = defaultdict(list)
     for index, sample in enumerate(samples):
         groups[_shape(sample)].append(index)
@@ -55,14 +56,20 @@ def predict(profile: Profile, samples: Sequence[Sample], cost: CostModel) -> Pre
         first = samples[members[0]]
         if first.step is not None:
             settings = [s for i in members if (s := samples[i].step) is not None]
-            totals = _steps(profile.workloads[first.step.workload], settings, cost, clocks)
+            spans = _steps(profile.workloads[first.step.workload], settings, cost, clocks)
+            outcome = governed_phases(
+                clocks,
+                *spans,
+                static_power_w=static_w,
+                power_limit_w=limit_w,
+                window_us=cost["power_window_us"],
+            )
         else:
-            totals = _loops([samples[i] for i in members], cost, clocks)
-        time[members], dynamic[members] = totals
-    outcome = governed(
-        clocks, time, dynamic, static_power_w=cost["static_power_w"], power_limit_w=cost["power_limit_w"]
-    )
-    return Predicted(time_us=outcome.time_us, energy_j=outcome.energy_j, sm_clock_mhz=outcome.sm_clock_mhz)
+            loops = _loops([samples[i] for i in members], cost, clocks)
+            outcome = governed(clocks, *loops, static_power_w=static_w, power_limit_w=limit_w)
+        time[members], energy[members] = outcome.time_us, outcome.energy_j
+        clock[members] = outcome.sm_clock_mhz
+    return Predicted(time_us=time, energy_j=energy, sm_clock_mhz=clock)
 
 
 def _shape(sample: Sample) -> tuple[object, ...]:
@@ -139,13 +146,14 @@ def _loops(samples: Sequence[Sample], cost: CostModel, clocks: F64) -> tuple[F64
 def _steps(
     workload: Workload, settings: Sequence[StepSetting], cost: CostModel, clocks: F64
 ) -> tuple[F64, F64]:
-    """A step is the sum of its spans."""
-    time = np.full((len(settings), len(clocks)), workload.idle_us)
-    dynamic = np.zeros_like(time)
-    for span in workload.spans:
+    """Times and dynamic energies of a step's spans and of its idle time, float[n, spans + 1, c] each."""
+    shape = (len(settings), len(workload.spans) + 1, len(clocks))
+    time, dynamic = np.zeros(shape), np.zeros(shape)
+    time[:, -1] = workload.idle_us
+    for index, span in enumerate(workload.spans):
         span_time, span_dynamic = _span(span, settings, cost, clocks, workload.clock_mhz)
-        time += span.count * span_time
-        dynamic += span.count * span_dynamic
+        time[:, index] = span.count * span_time
+        dynamic[:, index] = span.count * span_dynamic
     return time, dynamic
 
 

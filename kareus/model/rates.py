@@ -6,8 +6,9 @@ A compute op beside collectives stretches by
 
 with g = S / (S - c) for c of S SMs held by collectives, w the same in whole waves of thread blocks, and
 h = 1 / (1 - m) for the share m of memory bandwidth the collectives draw. A collective of c thread blocks
-has the smooth minimum of c times one block's bandwidth and the link's, loses `link_loss` beside compute,
-and shares the link with other collectives. An op does the same work however long it takes, so its dynamic
+has the smooth minimum of c times one block's bandwidth and the link's. Beside compute its thread blocks
+lose `link_loss` of theirs; the link loses nothing, so a slow link hides the loss. Collectives under way at
+once share the link as far as `link_sharing` says. An op does the same work however long it takes, so its dynamic
 energy does not depend on what runs beside it; a collective pays for bytes and for every microsecond its
 thread blocks are resident.
 """
@@ -25,6 +26,7 @@ from kareus.trace.types import F64, CollectiveKind
 COPY_ENGINE = 0  # num_ctas of a collective that the copy engine carries
 MAX_MEMORY_SHARE = 0.9
 MAX_SM_SHARE = 0.95
+MAX_LOSS = 0.95
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +57,15 @@ def alone_bytes_per_us(coef: Coefficients, flow: Flow, clock_mhz: float) -> floa
     """Wire bytes per microsecond of a collective with nothing beside it."""
     if flow.num_ctas == COPY_ENGINE:
         return coef.copy_gb_per_s * 1e3 * flow.scale
-    blocks = coef.gb_per_s_per_cta[flow.kind] * flow.num_ctas
+    return float(_saturated(coef, flow, clock_mhz, np.ones(1))[0]) * flow.scale
+
+
+def _saturated(coef: Coefficients, flow: Flow, clock_mhz: float, kept: F64) -> F64:
+    """Bytes per microsecond of thread blocks on a link when they keep a share of their own bandwidth."""
+    blocks = coef.gb_per_s_per_cta[flow.kind] * flow.num_ctas * kept
     blocks *= (clock_mhz / coef.reference_clock_mhz) ** coef.cta_clock[flow.kind]
     knee = coef.knee[flow.kind]
-    return float((blocks**-knee + coef.gb_per_s[flow.kind] ** -knee) ** (-1 / knee) * 1e3 * flow.scale)
+    return np.asarray((blocks**-knee + coef.gb_per_s[flow.kind] ** -knee) ** (-1 / knee) * 1e3)
 
 
 def latency_us(coef: Coefficients, flow: Flow) -> float:
@@ -67,14 +74,14 @@ def latency_us(coef: Coefficients, flow: Flow) -> float:
 
 
 def shared_bytes_per_us(coef: Coefficients, flows: tuple[Flow, ...], clock_mhz: float) -> list[float]:
-    """Bandwidth of each collective with no compute beside: the link is shared in proportion."""
+    """Bandwidth of each collective with no compute beside: what is shared of the link, in proportion."""
     alone = [alone_bytes_per_us(coef, flow, clock_mhz) for flow in flows]
     limits = [
         (coef.copy_gb_per_s if flow.num_ctas == COPY_ENGINE else coef.gb_per_s[flow.kind]) * 1e3 * flow.scale
         for flow in flows
     ]
     share = min(1.0, max(limits, default=1.0) / sum(alone)) if sum(alone) > 0 else 1.0
-    return [a * share for a in alone]
+    return [a * share**coef.link_sharing for a in alone]
 
 
 def beside(
@@ -101,10 +108,15 @@ def beside(
     left = coef.num_sms - held
     traffic = np.zeros(len(kernel_class))
     for row, (flow, rate) in enumerate(zip(flows, shared_bytes_per_us(coef, flows, clock_mhz), strict=True)):
-        copies = flow.num_ctas == COPY_ENGINE
-        loss = coef.link_loss[kernel_class] * (coef.copy_link_loss_scale if copies else 1.0)
-        rates[row] = rate * (1 - np.minimum(loss, 0.95))
-        traffic += rates[row] * (coef.copy_hbm_bytes if copies else coef.hbm_bytes[flow.kind])
+        if flow.num_ctas == COPY_ENGINE:
+            loss = coef.link_loss[kernel_class] * coef.copy_link_loss_scale
+            rates[row] = rate * (1 - np.minimum(loss, MAX_LOSS))
+            traffic += rates[row] * coef.copy_hbm_bytes
+        else:
+            kept = 1 - np.minimum(coef.link_loss, MAX_LOSS)  # by class
+            beside = _saturated(coef, flow, clock_mhz, kept) * flow.scale
+            rates[row] = rate * (beside / alone_bytes_per_us(coef, flow, clock_mhz))[kernel_class]
+            traffic += rates[row] * coef.hbm_bytes[flow.kind]
     smooth = coef.num_sms / left
     blocks = np.maximum(grid, 1)
     waves = np.where(grid > 0, np.ceil(blocks / left) / np.ceil(blocks / coef.num_sms), smooth)

@@ -142,7 +142,7 @@ def test_agrees_with_the_span_evaluator() -> None:
 
 
 def test_breakdown_adds_up_and_regions_add_up_to_the_energy() -> None:
-    found = simulate([step(consumer=1)], None, NO_LIMIT)
+    found = simulate([step(consumer=1, num_bytes=300_000_000)], None, NO_LIMIT)
     busy = found.compute_us + found.exposed_comm_us + found.idle_us
     assert busy == pytest.approx(found.time_us, abs=0.1)
     assert found.exposed_comm_us > 0
