@@ -12,6 +12,7 @@ from kareus.cli.inputs import StepInput, add_step_arguments, read_step
 from kareus.errors import InputError, UsageError
 from kareus.plan.knobs import knobs_from
 from kareus.plan.planner import Goal, Plan, make_plan
+from kareus.plan.policies.rules import SYNTAX, parse_rule
 from kareus.report.progress import SolverProgress
 from kareus.report.tables import print_solve
 from kareus.schema import write_document
@@ -38,6 +39,12 @@ def add_parser(subparsers: Any) -> None:
     )
     goal.add_argument("--deadline-ms", type=float, help="least energy within this step time")
     goal.add_argument("--energy-budget-j", type=float, help="least time within this energy per GPU and step")
+    goal.add_argument(
+        "--choose",
+        metavar="RULE",
+        help="take the point of the frontier that a rule chooses, energy and power per GPU: "
+        + SYNTAX.replace("%", "%%"),
+    )
     parser.add_argument(
         "--frontier", metavar="FILE", help="also write the time-energy frontier (kareus.step_frontier/1)"
     )
@@ -93,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
         max_slowdown=percent(args.max_slowdown),
         deadline_us=None if args.deadline_ms is None else args.deadline_ms * 1000,
         energy_budget_j=args.energy_budget_j,
+        rule=None if args.choose is None else parse_rule(args.choose),
     )
     for path in (args.output, args.frontier):
         _check_folder(path)

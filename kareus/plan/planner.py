@@ -22,6 +22,8 @@ from kareus.model.simulate import Simulation, simulate
 from kareus.plan.improve import WITHIN_NOISE, Improved, Score, improve
 from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, lower
+from kareus.plan.policies.choose import Point as Choice
+from kareus.plan.policies.rules import Rule
 from kareus.plan.problem import StepProblem, build_problem, with_limits
 from kareus.plan.repair import without_circles
 from kareus.schedule import Effect, Proof, Schedule
@@ -33,20 +35,24 @@ from solver.tables import worst_case
 
 Progress = Callable[..., Any]
 
+RULE_POINTS = 40  # of the frontier a rule chooses from
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """What the user asked for; at most one of the three limits.
+    """What the user asked for; at most one of the four.
 
     Attributes:
         max_slowdown: least energy within this share over stock's time (0.05 is 5 %).
         deadline_us: least energy within this step time.
         energy_budget_j: least time within this energy.
+        rule: chooses among the points of the frontier; its step time then is the deadline.
     """
 
     max_slowdown: float | None = None
     deadline_us: float | None = None
     energy_budget_j: float | None = None
+    rule: Rule | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,7 +121,13 @@ def make_plan(
     step = build_problem(graph, cost, knobs)
     stock = _point(step, step.stock_choices)
     serial = _point(step, step.serial_choices)
-    problem, objective = _limited(step, goal, _point(step, step.stock_choices, worst=robust))
+    base = _point(step, step.stock_choices, worst=robust)
+    traced = None
+    if frontier_points or goal.rule:
+        points = frontier_points or RULE_POINTS
+        traced = frontier(step.problem, points=points, robust=robust, progress=progress)
+        goal = _by_rule(goal, traced, base, robust=robust)
+    problem, objective = _limited(step, goal, base)
     solution = solve(
         problem, objective, time_limit_s=time_limit_s, tie=WITHIN_NOISE, robust=robust, progress=progress
     )
@@ -125,10 +137,6 @@ def make_plan(
         raise TimeLimitError(
             f"no schedule found in {time_limit_s:g} s; allow more with --time-limit, or loosen the limits"
         )
-    traced = None
-    if frontier_points:
-        traced = frontier(step.problem, points=frontier_points, robust=robust, progress=progress)
-
     stock_simulation = simulate([graph], None, cost)
     schedule = lower(step, solution.choices, _effects(stock, solution), conditions=conditions)
     stock_error = scheduled_error = stock.time_us / stock_simulation.time_us - 1
@@ -223,6 +231,22 @@ def _limited(step: StepProblem, goal: Goal, stock: Point) -> tuple[Any, Objectiv
         return with_limits(step.problem, time_us=math.floor(goal.deadline_us)), Objective.ENERGY
     limit_us = math.ceil(stock.time_us * (1 + (goal.max_slowdown or 0.0)))
     return with_limits(step.problem, time_us=limit_us), Objective.TIME if least_time else Objective.ENERGY
+
+
+def _by_rule(goal: Goal, traced: Frontier, stock: Point, *, robust: bool) -> Goal:
+    """The goal with its rule, where it has one, turned into the deadline of the point it chooses."""
+    if goal.rule is None:
+        return goal
+    points = [
+        Choice(label="", time_s=s.worst_time_us * 1e-6, energy_j=s.worst_energy_mj * 1e-3)
+        if robust
+        else Choice(label="", time_s=s.time_us * 1e-6, energy_j=s.energy_mj * 1e-3)
+        for s in traced.points
+    ]
+    if not points:
+        raise TimeLimitError("no point of the frontier was found in time; allow more with --time-limit")
+    chosen = goal.rule(points, stock.time_us * 1e-6)
+    return replace(goal, rule=None, deadline_us=math.ceil(chosen.time_s * 1e6 - 1e-3))
 
 
 def _effects(stock: Point, solution: Solution) -> Effects:
