@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import statistics
 from pathlib import Path
@@ -12,13 +13,18 @@ import msgspec
 
 from kareus.collect import facts
 from kareus.collect.collector import Collector
-from kareus.collect.settings import STOCK, Setting
+from kareus.collect.launch import Points, launch_points
+from kareus.collect.settings import LAUNCH_SHARES, STOCK, Setting
 from kareus.collect.workload import workload_from
-from kareus.errors import InputError
+from kareus.errors import InputError, KareusError
 from kareus.model.profile import Conditions, Profile, Sample, Workload
-from kareus.schedule import Fingerprint
+from kareus.schedule import CollectiveKey, Fingerprint, LaunchPoint
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
+from kareus.trace.types import StepGraph
+
+log = logging.getLogger("kareus")
+UNKNOWN_CTAS = 24  # NCCL's default on NVLink; only places settings relative to each other
 
 
 class Store:
@@ -26,7 +32,7 @@ class Store:
 
     Attributes:
         path: the profile. name: of the workload, a hash of the job's units and world size.
-        count: samples of this sitting.
+        count: samples of this sitting. points: where gathers could start, empty unknown.
     """
 
     def __init__(self, path: Path, name: str, conditions: Conditions, previous: Profile | None) -> None:
@@ -34,6 +40,7 @@ class Store:
         self._conditions, self._previous = conditions, previous
         self._workload: Workload | None = None
         self._samples: list[Sample] = []
+        self.points: Points = {}
 
     @classmethod
     def open(cls, path: str, fingerprint: Fingerprint, job: Any, *, one_host: bool, date: str) -> Store:
@@ -79,15 +86,28 @@ class Store:
         if collector.written is None or not collector.written.trace:
             return collector.problem or "the window wrote no trace"
         try:
-            traces = TraceSet.open(collector.directory / collector.written.trace)
-            steps = graphs(traces.load(traces.ranks[0]))
-            middle = sorted(steps, key=lambda step: step.duration_ns)[len(steps) // 2]
+            middle = _middle_step(collector.directory / collector.written.trace)
+            self.points = launch_points(middle, LAUNCH_SHARES)
             self._workload = workload_from(
                 middle, provenance=f"recorded in the same job on {self._conditions.taken}"
             )
         except Exception as error:  # other ranks wait for the answer, so there must be one
             return f"{type(error).__name__}: {error}"
         return ""
+
+    def find_points(self, folder: Path) -> None:
+        """Read launch points from the window of an earlier sitting, where it is still there."""
+        try:
+            self.points = launch_points(_middle_step(folder), LAUNCH_SHARES) if folder.exists() else {}
+        except (KareusError, OSError) as error:
+            log.warning("kareus: launch points are not varied: %s cannot be read: %s", folder, error)
+
+    @property
+    def default_ctas(self) -> int:
+        """Thread blocks of a stock collective of this job: the recorded median, 24 where it is unknown."""
+        spans = self._workload.spans if self._workload is not None else ()
+        known = [c.num_ctas for span in spans for c in span.collectives if c.num_ctas > 0]
+        return round(statistics.median(known)) if known else UNKNOWN_CTAS
 
     def ratios(self, label: str) -> list[float]:
         """Return step time over the stock before it, of earlier sittings."""
@@ -143,6 +163,27 @@ class Store:
             provenance=f"measured in place by {facts.command_line()} on {self._conditions.taken}",
         )
         (mine if self._previous is None else self._previous.merge(mine)).save(self.path)
+
+
+def _middle_step(path: Path) -> StepGraph:
+    """Return the recorded step of the median duration, of the first rank."""
+    traces = TraceSet.open(path)
+    steps = graphs(traces.load(traces.ranks[0]))
+    return sorted(steps, key=lambda step: step.duration_ns)[len(steps) // 2]
+
+
+def pack_points(points: Points) -> list[list[Any]]:
+    """Return launch points as JSON can hold them."""
+    return [[share, key, point] for share, moved in points.items() for key, point in moved.items()]
+
+
+def unpack_points(packed: list[list[Any]]) -> Points:
+    """Undo `pack_points`, after JSON."""
+    found: dict[float, dict[CollectiveKey, LaunchPoint]] = {}
+    for share, key, point in packed:
+        moved = found.setdefault(float(share), {})
+        moved[msgspec.convert(key, CollectiveKey)] = msgspec.convert(point, LaunchPoint)
+    return found
 
 
 def link_name(device: str, one_host: bool) -> str:

@@ -1,8 +1,9 @@
 """`attach(mode="profile")`: settings measured inside the running job, beside stock steps.
 
-First a profiler window says what a step runs (the profile's workload). Then blocks of steps follow, each
-under one setting, a stock block never far away. Every rank runs the same blocks: which comes next is
-computed on every rank from the same gathered figures. The losses stay those of stock.
+First a profiler window says what a step runs (the profile's workload) and where gathers could start
+instead. Then blocks of steps follow, each under one setting, a stock block never far away. Every rank runs
+the same blocks: rank 0 chooses the next by what is known worst (see `choose`) and tells the others. A
+setting's communicators are made when it is first chosen. The losses stay those of stock.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from kareus.collect import facts
 from kareus.collect.choose import is_settled, next_setting
 from kareus.collect.collector import Collector
 from kareus.collect.gather import make_link
+from kareus.collect.launch import Points
 from kareus.collect.options import options_from
 from kareus.collect.parking import Parking
-from kareus.collect.profile_file import Store
-from kareus.collect.settings import STOCK, Setting, default_settings, schedule_for
+from kareus.collect.profile_file import Store, pack_points, unpack_points
+from kareus.collect.settings import STOCK, Setting, default_settings, kinds_of, schedule_for
 from kareus.device.energy import EnergyMeter, open_meter
 from kareus.device.gpu import event_names
 from kareus.errors import InputError, KareusError, UsageError
@@ -40,6 +42,7 @@ BUDGET_S = 300.0
 LINK_TIMEOUT_S = 60.0
 SETTLED_STEPS = 4  # DDP makes its final buckets in the first steps
 OBSERVE = 8  # steps a schedule may need before it is in force the first time
+MOST_HELD = 8  # settings whose communicators are kept; each may take hundreds of MB
 
 
 @dataclass(kw_only=True)
@@ -64,7 +67,7 @@ class Sweep:
 
     Args:
         session: the session. collector: the window that comes first, None where the file has a workload.
-        store: the profile under construction. settings: what to try. budget_s: seconds to measure for.
+        store: the profile under construction. capable: what the job can do. budget_s: seconds to measure for.
     """
 
     def __init__(
@@ -72,12 +75,14 @@ class Sweep:
         session: Any,
         collector: Collector | None,
         store: Store,
-        settings: tuple[Setting, ...],
+        capable: dict[str, Any],
         budget_s: float,
     ) -> None:
         self._session, self._collector, self._store = session, collector, store
-        self._settings, self._budget_s = {s.label: s for s in settings}, budget_s
-        self._runs: dict[str, Parking] = {}
+        self._capable, self._budget_s = capable, budget_s
+        self._settings: dict[str, Setting] = {}
+        self._points: Points = {}
+        self._runs: dict[str, Parking] = {}  # attached, the one used last at the end
         self._own = Parking(session)
         self._active: Parking | None = None
         self._block: Block | None = None
@@ -89,6 +94,7 @@ class Sweep:
         self._seen: set[str] = set()
         self._last = time.perf_counter()
         self._over = False
+        self._widest = math.inf
         self._meter = self._open_meter()
         self.dropped = 0
 
@@ -141,7 +147,7 @@ class Sweep:
             if self._session.step_count >= SETTLED_STEPS:
                 self._prepare()
                 self._started = time.monotonic()
-                self._begin(STOCK)
+                self._begin(STOCK, None)
             return
         block.done += 1
         if block.done == block.head:
@@ -155,30 +161,64 @@ class Sweep:
             self._end(block)
 
     def _prepare(self) -> None:
-        """Attach a session for each setting, all ranks at the same boundary; budgets get communicators now."""
+        """Learn from rank 0 what there is to try and what an earlier sitting measured; its file counts."""
+        exchange = self._session.pilot.exchange
+        points = exchange.gather(pack_points(self._store.points))[0]
+        self._points = unpack_points(points)
+        grid = default_settings(self._session.job.wrapper, self._capable, launch_points=bool(self._points))
+        grid = tuple(s for s in grid if s.launch is None or s.launch in self._points)
+        labels = exchange.gather([s.label for s in grid])  # ranks may see different capabilities
+        self._settings = {s.label: s for s in grid if all(s.label in able for able in labels)}
+        earlier = {label: self._store.ratios(label) for label in self._settings}
+        self._ratios = exchange.gather(earlier)[0]
+
+    def _attach(self, setting: Setting) -> Parking | None:
+        """Return a parked session for a setting, all ranks at the same boundary; None where it cannot be."""
         from kareus.runtime import attach
 
         session = self._session
-        self._own.park()
-        for label, setting in self._settings.items():
+        held = self._runs.pop(setting.label, None)
+        if held is None:
+            (self._active or self._own).park()
+            self._active = None
+            plan = schedule_for(setting, session.fingerprint, session.observed, self._points)
             try:
-                plan = schedule_for(setting, session.fingerprint, session.observed)
-                run = Parking(attach(session.job.root, None, schedule=plan, mode="replay", guard=False))
+                held = Parking(attach(session.job.root, None, schedule=plan, mode="replay", guard=False))
             except KareusError as error:  # raised on all ranks alike
-                log.warning("kareus: setting %r is left out: %s", label, error)
-                continue
-            run.park()
-            self._runs[label] = run
-        self._own.resume()
-        # Rank 0's file counts: others may have another, or none.
-        earlier = {label: self._store.ratios(label) for label in self._runs}
-        self._ratios = session.pilot.exchange.gather(earlier)[0]
+                log.warning("kareus: setting %r is left out: %s", setting.label, error)
+                del self._settings[setting.label], self._ratios[setting.label]
+                return None
+            held.park()
+            if len(self._runs) >= MOST_HELD:
+                self._runs.pop(next(iter(self._runs))).close()
+        self._runs[setting.label] = held
+        return held
+
+    def _next(self) -> None:
+        """Begin the block rank 0 chooses, or stop."""
+        while True:
+            label: str | None = None
+            if self._session.job.rank == 0:
+                kinds, default = kinds_of(self._session.job.wrapper), self._store.default_ctas
+                grid = {label: s.numbers(kinds, default) for label, s in self._settings.items()}
+                choice = next_setting(grid, self._ratios, self._since_stock)
+                label, self._widest = choice.label, choice.widest
+            label = self._session.pilot.exchange.gather(label)[0]
+            if label is None:
+                self._stop("every interval is within 1 % of the step")
+                return
+            if label == STOCK.label:
+                self._begin(STOCK, None)
+                return
+            run = self._attach(self._settings[label])
+            if run is not None:
+                self._begin(self._settings[label], run)
+                return
 
     def _mark(self) -> Any:
         return self._session.conductor.timeline.mark(timing=True)
 
-    def _begin(self, setting: Setting) -> None:
-        run = self._runs.get(setting.label)
+    def _begin(self, setting: Setting, run: Parking | None) -> None:
         if run is not self._active or not self._own.parked:
             self._switch(run)
         head = HEAD + (0 if run is None or setting.label in self._seen else OBSERVE)
@@ -220,13 +260,10 @@ class Sweep:
         ranks = self._session.pilot.exchange.gather(mine)
         self._take(block, ranks)
         if ranks[0]["elapsed_s"] > self._budget_s:
-            self._stop(f"budget of {self._budget_s:.0f} s used up")
+            known = f"; step times are known to {self._widest:.1%}" if math.isfinite(self._widest) else ""
+            self._stop(f"budget of {self._budget_s:.0f} s used up{known}")
             return
-        label = next_setting(self._ratios, self._since_stock)
-        if label is None:
-            self._stop("every interval is within 1 % of the step")
-            return
-        self._begin(STOCK if label == "stock" else self._settings[label])
+        self._next()
 
     def _take(self, block: Block, ranks: list[dict[str, Any]]) -> None:
         """Judge and keep a block; a step lasts as long as on the slowest rank."""
@@ -235,10 +272,11 @@ class Sweep:
         if not all(r["in_force"] for r in ranks):
             log.warning("kareus: setting %r could not be put in force; it is left out", label)
             self._ratios.pop(label, None)
+            self._settings.pop(label, None)
             return
         if not is_settled(steps):
             self.dropped += 1
-            if self.dropped <= MAX_DROPPED * len(self._runs):
+            if self.dropped <= MAX_DROPPED * len(self._settings):
                 return  # measured again: it still has the fewest or widest figures
         self._since_stock = 0 if label == STOCK.label else self._since_stock + 1
         mean = statistics.fmean(steps)
@@ -291,15 +329,15 @@ def start_sweep(session: Any, target: str) -> Sweep:
     one_host = len(set(hosts)) == 1
     capable = facts.capabilities(job.device, one_host=one_host)
     store = _open_store(target, session, one_host)
-    settings = default_settings(job.wrapper, capable)
     collector = None
     if exchange.gather(store.has_workload)[0]:
         store.keep_workload()
+        store.find_points(Path(target).with_suffix(".trace"))
     else:
         folder = str(Path(target).with_suffix(".trace"))
         collector = Collector(job, folder, options_from(os.environ), make_link(LINK_TIMEOUT_S))
     budget = float(os.environ.get("KAREUS_PROFILE_BUDGET_S") or BUDGET_S)
-    return Sweep(session, collector, store, settings, budget)
+    return Sweep(session, collector, store, capable, budget)
 
 
 def _open_store(target: str, session: Any, one_host: bool) -> Store:

@@ -9,6 +9,7 @@ a few hundred measured settings.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +17,7 @@ import numpy as np
 from kareus.trace.types import F64
 
 _SCALES = (0.15, 0.3, 0.6, 1.2, 2.5, 5.0, 12.0)  # length scales tried, in units of a column's range
-_NOISES = (0.01, 0.03, 0.1)  # noise standard deviations tried, in units of the response's
+NOISES = (0.01, 0.03, 0.1)  # noise standard deviations tried, in units of the response's
 _SWEEPS = 2  # times the columns' length scales are gone through
 _JITTER = 1e-8
 
@@ -56,7 +57,12 @@ class Surface:
 
 
 def fit_surface(
-    settings: F64, response: F64, *, bounds: tuple[F64, F64] | None = None, scales: F64 | None = None
+    settings: F64,
+    response: F64,
+    *,
+    bounds: tuple[F64, F64] | None = None,
+    scales: F64 | None = None,
+    noises: Sequence[float] = NOISES,
 ) -> Surface:
     """Fit a surface to measured settings.
 
@@ -64,6 +70,7 @@ def fit_surface(
         settings: float[n, d], n at least 2. response: positive, float[n].
         bounds: lowest and highest value of each column over all candidates; of `settings` where missing.
         scales: length scales to keep (from an earlier fit); found by the marginal likelihood where missing.
+        noises: noise standard deviations to try, in units of the response's.
 
     Raises:
         ValueError: fewer than two settings, or a response that is not positive.
@@ -79,9 +86,9 @@ def fit_surface(
     log = np.log(response)
     middle, spread = float(log.mean()), max(float(log.std()), 1e-6)
     target = (log - middle) / spread
-    noise = _NOISES[1]
+    noise = noises[len(noises) // 2]
     if scales is None:
-        scales, noise = _likeliest(rows, target)
+        scales, noise = _likeliest(rows, target, noises)
     factor = _factor(rows, scales, noise)
     weights = np.linalg.solve(factor.T, np.linalg.solve(factor, target))
     return Surface(
@@ -95,11 +102,6 @@ def fit_surface(
         _weights=weights,
         _factor=factor,
     )
-
-
-def least_sure(surface: Surface, candidates: F64) -> int:
-    """Return the row of the candidate whose response is known worst."""
-    return int(np.argmax(surface.predict(candidates)[1]))
 
 
 def most_promising(surface: Surface, candidates: F64, best: float) -> int:
@@ -129,9 +131,9 @@ def _factor(rows: F64, scales: F64, noise: float) -> F64:
     return np.asarray(np.linalg.cholesky(matrix))
 
 
-def _likeliest(rows: F64, target: F64) -> tuple[F64, float]:
+def _likeliest(rows: F64, target: F64, noises: Sequence[float]) -> tuple[F64, float]:
     """Coordinate search for the length scales and noise of the largest marginal likelihood."""
-    scales, noise = np.full(rows.shape[1], 1.2), _NOISES[1]
+    scales, noise = np.full(rows.shape[1], 1.2), noises[len(noises) // 2]
     best = _likelihood(rows, target, scales, noise)
     for _ in range(_SWEEPS):
         for column in range(rows.shape[1]):
@@ -141,7 +143,7 @@ def _likeliest(rows: F64, target: F64) -> tuple[F64, float]:
                 value = _likelihood(rows, target, trial, noise)
                 if value > best:
                     best, scales = value, trial
-        for level in _NOISES:
+        for level in noises:
             value = _likelihood(rows, target, scales, level)
             if value > best:
                 best, noise = value, level

@@ -39,6 +39,7 @@ def test_the_profile_holds_stock_and_settings_of_one_workload(
     labels = {sample.label for sample in profile.samples}
     assert "stock" in labels
     assert "serialised" in labels
+    assert any(s.step is not None and s.step.launch for s in profile.samples)
     assert all(s.step is not None and s.step.workload == name and s.count == 10 for s in profile.samples)
     spans = profile.workloads[name].spans
     assert sum(c.kind == "all_gather" for s in spans for c in s.collectives for _ in range(s.count)) >= 6

@@ -2,38 +2,73 @@
 
 import math
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-from kareus.collect.choose import half_width, is_settled, next_setting
+from kareus.collect.choose import ENOUGH, FIRST, half_widths, is_settled, next_setting
+
+BUDGETS = (2, 3, 4, 6, 8, 12, 16, 24)
+GRID = {f"{ag} {rs}": (math.log2(ag), math.log2(rs)) for ag in BUDGETS for rs in BUDGETS}
+CORNERS = ("2 2", "2 24", "24 2", "24 24", "6 6", "12 12")
+GRID = {label: GRID[label] for label in (*CORNERS, *GRID)}
 
 
-def test_half_width_is_student_s_interval_of_the_mean() -> None:
-    # values 1, 3: mean 2, deviation sqrt(2), one degree of freedom: 12.706 * sqrt(2) / sqrt(2)
-    assert half_width([1.0, 3.0]) == pytest.approx(12.706)
-    assert half_width([1.0]) == math.inf
-    assert half_width([5.0] * 4) == 0
+def step_time(label: str) -> float:
+    """Ratio to stock: flat beyond 8 thread blocks, growing below."""
+    return 1 + sum(0.3 * max(3 - x, 0) ** 2 / 4 for x in GRID[label])
+
+
+def sweep(noise: float, most: int, ratios: dict[str, list[float]] | None = None) -> tuple[list[str], dict]:
+    """Play a sweep; the blocks measured in order, and what they gave."""
+    rng = np.random.default_rng(0)
+    ratios = {} if ratios is None else ratios
+    order: list[str] = []
+    since = 99
+    while len(order) < most:
+        choice = next_setting(GRID, ratios, since)
+        if choice.label is None:
+            assert choice.widest <= ENOUGH
+            break
+        order.append(choice.label)
+        since = 0 if choice.label == "stock" else since + 1
+        if choice.label != "stock":
+            value = step_time(choice.label) * (1 + noise * rng.standard_normal())
+            ratios.setdefault(choice.label, []).append(value)
+    return order, ratios
 
 
 def test_a_stock_block_is_never_far() -> None:
-    ratios: dict[str, list[float]] = {"a": [], "b": [], "c": []}
-    order, since = [], 99
-    for _ in range(9):
-        label = next_setting(ratios, since)
-        assert label is not None
-        order.append(label)
-        since = 0 if label == "stock" else since + 1
-        if label != "stock":
-            ratios[label].append(1.0 + 0.1 * len(order))
-    assert order == ["stock", "a", "b", "stock", "c", "a", "stock", "b", "c"]
+    order, _ = sweep(0.003, 30)
+    assert order[0] == "stock"
+    assert all("stock" in order[i : i + 3] for i in range(len(order) - 2))
 
 
-def test_the_widest_interval_goes_on_until_all_are_narrow() -> None:
-    ratios = {"sure": [1.0, 1.0001], "unsure": [1.0, 1.2]}
-    assert next_setting(ratios, 0) == "unsure"
-    ratios["unsure"] = [1.1, 1.1, 1.1]
-    assert next_setting(ratios, 0) is None
-    assert next_setting({}, 0) is None
+def test_the_first_settings_are_measured_twice_before_anything_else() -> None:
+    order, _ = sweep(0.003, 30)
+    measured = [label for label in order if label != "stock"]
+    assert measured[: 2 * FIRST] == [*CORNERS, *CORNERS]
+    assert measured[2 * FIRST] not in CORNERS  # where nothing was measured it is known worst
+
+
+def test_it_stops_once_the_whole_grid_is_known_and_is_right_about_it() -> None:
+    order, ratios = sweep(0.002, 150)
+    assert len(order) < 150
+    assert len(ratios) < len(GRID)  # settings nobody measured are known too
+    assert max(half_widths(GRID, ratios).values()) <= ENOUGH
+    assert next_setting(GRID, ratios, 0).label is None
+
+
+def test_noise_makes_it_go_on_and_what_was_measured_before_counts() -> None:
+    quiet, ratios = sweep(0.002, 150)
+    noisy, _ = sweep(0.05, 150)
+    assert len(noisy) > len(quiet)
+    again, _ = sweep(0.002, 150, ratios)  # resumed: nothing is left to do
+    assert again == []
+
+
+def test_nothing_to_try_is_the_end() -> None:
+    assert next_setting({}, {}, 0).label is None
 
 
 def test_a_drifting_block_is_not_settled() -> None:
