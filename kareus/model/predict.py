@@ -24,7 +24,8 @@ from kareus.model.profile import (
     StepSetting,
     Workload,
 )
-from kareus.model.span_cost import SpanConfigs, SpanWork, evaluate
+from kareus.model.span_cost import evaluate
+from kareus.model.span_work import SpanConfigs, SpanWork
 from kareus.trace.types import F64, CollectiveKind, KernelClass
 
 LOOP = "loop"

@@ -9,112 +9,21 @@ The loop is over events, never over settings: there are about two for each colle
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
 from kareus.model import rates
 from kareus.model.cost import Z90, CostModel
+from kareus.model.lanes import latest_starts, number_lanes, previous
 from kareus.model.prefix_sums import PrefixSums
+from kareus.model.span_work import SpanConfigs, SpanCosts, SpanWork
 from kareus.model.uncertainty import uncertainty
-from kareus.trace.types import F64, I8, I32, I64, Span, StepGraph
+from kareus.trace.types import F64, I64
 
 _EPS = 1e-9
 MAX_LEVELS = 48  # distinct collectives in one call: sets of them are bit masks
 _CHUNK = 8192  # settings advanced together, few enough to stay in the cache
 _UNSETTLED = "the span evaluator made no progress; this is a bug in kareus.model.span_cost"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanWork:
-    """What a span has to do: m compute ops in order, and k collectives in issue order.
-
-    Attributes:
-        alone_us: duration of each op by itself at the reference clock, float[m].
-        kernel_class, grid: int8[m], int32[m].
-        kind: CollectiveKind of each collective, int8[k]. num_bytes: its larger message, float[k].
-        group: number of its process group, int[k]; collectives of one communicator run one after another.
-        group_size: ranks, int[k]. phase: Phase, int8[k]. stock_ctas: thread blocks in stock, int[k].
-        ready: earliest position, int[k]. required_at: position that needs its result, int[k]; m is the
-            span's end, more than m means that the span does not wait for it.
-        scale: measured over modelled bandwidth in this trace, float[k].
-    """
-
-    alone_us: F64
-    kernel_class: I8
-    grid: I32
-    kind: I8
-    num_bytes: F64
-    group: I64
-    group_size: I64
-    phase: I8
-    stock_ctas: I64
-    ready: I64
-    required_at: I64
-    scale: F64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanConfigs:
-    """n settings of a span with k collectives.
-
-    Attributes:
-        num_ctas: thread blocks, int[n, k]; 0 is the copy engine.
-        position: compute ops that must have run before the collective may start, int[n, k].
-        serialise: compute waits for every collective as soon as it may start, bool[n].
-        sm_clock_mhz: SM clock, float[n].
-    """
-
-    num_ctas: NDArray[np.integer]
-    position: NDArray[np.integer]
-    serialise: NDArray[np.bool_]
-    sm_clock_mhz: F64
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SpanCosts:
-    """Prices of n settings.
-
-    Attributes:
-        time_us: until the span's compute and all it waits for are done. energy_j: dynamic only.
-        exposed_us: time in which only collectives run.
-        carry_us: communication still to do afterwards, alone (only what the span does not wait for).
-        time_hi_us, energy_hi_j: 95 % upper figures from the constants' intervals and the residual.
-    """
-
-    time_us: F64
-    energy_j: F64
-    exposed_us: F64
-    carry_us: F64
-    time_hi_us: F64
-    energy_hi_j: F64
-
-
-def span_work(graph: StepGraph, span: Span) -> SpanWork:
-    """Return the work of a span of a step.
-
-    Compute time between ops of the span in which the recording shows nothing running is not part of it.
-    """
-    ops = graph.ops
-    rows = span.compute
-    members = [graph.collectives[c.row] for c in span.collectives]
-    groups = {key: i for i, key in enumerate(dict.fromkeys((m.group_name, m.group) for m in members))}
-    alone = ops.alone_ns[rows].astype(float) / 1e3
-    return SpanWork(
-        alone_us=alone,
-        kernel_class=ops.kernel_class[rows].astype(np.int8),
-        grid=ops.grid[rows].astype(np.int32),
-        kind=np.array([m.kind for m in members], np.int8),
-        num_bytes=np.array([m.num_bytes for m in members], float),
-        group=np.array([groups[m.group_name, m.group] for m in members], np.int64),
-        group_size=np.array([len(m.group) or graph.world_size for m in members], np.int64),
-        phase=np.array([m.phase for m in members], np.int8),
-        stock_ctas=np.array([m.num_ctas for m in members], np.int64),
-        ready=np.array([c.ready for c in span.collectives], np.int64),
-        required_at=np.array([c.required_at for c in span.collectives], np.int64),
-        scale=np.ones(len(members)),
-    )
 
 
 def evaluate(work: SpanWork, configs: SpanConfigs, cost: CostModel) -> SpanCosts:
@@ -148,12 +57,12 @@ class _Evaluation:
         self.n, self.k, self.m = n, k, m
         self.clocks, self.clock = np.unique(configs.sm_clock_mhz, return_inverse=True)
         self.levels, self.level = self._levels(configs)
-        lanes = self._lanes(configs)
-        self.previous = _previous(lanes)
+        lanes = number_lanes(work, configs)
+        self.previous = previous(lanes)
         self.start_at = np.maximum(np.clip(configs.position, 0, m), work.ready[None, :]).astype(float)
         required = np.broadcast_to(work.required_at[None, :], (n, k)).astype(float)
         self.required = np.where(configs.serialise[:, None], np.minimum(self.start_at, required), required)
-        self.start_at = np.minimum(self.start_at, _latest_starts(lanes, self.required))
+        self.start_at = np.minimum(self.start_at, latest_starts(lanes, self.required))
         self.serialised = configs.serialise
         self.tables = PrefixSums(len(self.levels))
         self.base_time = np.stack(
@@ -176,21 +85,6 @@ class _Evaluation:
                 f"{len(numbers)} distinct collectives and budgets in one call; at most {MAX_LEVELS} fit"
             )
         return list(numbers), level
-
-    def _lanes(self, configs: SpanConfigs) -> I64:
-        """Number the communicators: stock budgets share their group's, every other budget has its own."""
-        numbers: dict[tuple[int, int, int], int] = {}
-        lane = np.zeros(configs.num_ctas.shape, np.int64)
-        for j in range(self.k):
-            group, kind, stock = int(self.work.group[j]), int(self.work.kind[j]), int(self.work.stock_ctas[j])
-            for ctas in np.unique(configs.num_ctas[:, j]):
-                key = (
-                    (group, -1, -1)
-                    if ctas == stock and ctas != rates.COPY_ENGINE
-                    else (group, kind, int(ctas))
-                )
-                lane[configs.num_ctas[:, j] == ctas, j] = numbers.setdefault(key, len(numbers))
-        return lane
 
     def run(self) -> SpanCosts:
         n, k = self.n, self.k
@@ -395,31 +289,3 @@ class _Evaluation:
             time_hi_us=time + Z90 * time_sd,
             energy_hi_j=energy + Z90 * energy_sd,
         )
-
-
-def _latest_starts(lane: I64, required: F64) -> F64:
-    """Last position at which each collective can start without its communicator deadlocking, float[n, k].
-
-    A launch after the wait for its own result, or for that of a later collective behind it on the same
-    communicator, cannot happen.
-    """
-    n, k = lane.shape
-    latest = np.empty((n, k))
-    bound = np.full((n, int(lane.max(initial=0)) + 1), np.inf)
-    rows = np.arange(n)
-    for j in reversed(range(k)):
-        bound[rows, lane[:, j]] = np.minimum(bound[rows, lane[:, j]], required[:, j])
-        latest[:, j] = bound[rows, lane[:, j]]
-    return latest
-
-
-def _previous(lane: I64) -> I64:
-    """Index of the collective before each one on its communicator, -1 for the first, int[n, k]."""
-    n, k = lane.shape
-    before = np.full((n, k), -1, np.int64)
-    last = np.full((n, int(lane.max(initial=0)) + 1), -1, np.int64)
-    rows = np.arange(n)
-    for j in range(k):
-        before[:, j] = last[rows, lane[:, j]]
-        last[rows, lane[:, j]] = j
-    return before

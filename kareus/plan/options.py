@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kareus.model.cost import CostModel
-from kareus.model.span_cost import SpanConfigs, SpanCosts, SpanWork, evaluate
+from kareus.model.span_cost import evaluate
+from kareus.model.span_work import SpanConfigs, SpanCosts, SpanWork
 from kareus.plan.knobs import Knobs
 from kareus.trace.types import CollectiveKind, CollectiveOp, Span
 from solver.problem import Option, SpanKind

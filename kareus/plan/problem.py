@@ -15,7 +15,8 @@ import numpy as np
 
 from kareus.errors import InputError
 from kareus.model.cost import CostModel
-from kareus.model.span_cost import SpanConfigs, SpanWork, evaluate, span_work
+from kareus.model.span_cost import evaluate
+from kareus.model.span_work import SpanConfigs, SpanWork, span_work
 from kareus.plan.knobs import Knobs
 from kareus.plan.options import OptionTable, Settings, enumerate_settings, option_table
 from kareus.trace.spans import find_spans

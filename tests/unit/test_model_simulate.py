@@ -6,7 +6,8 @@ from kareus.model.cost import CostModel
 from kareus.model.layout import layout
 from kareus.model.play import play
 from kareus.model.simulate import simulate
-from kareus.model.span_cost import SpanConfigs, SpanWork, evaluate
+from kareus.model.span_cost import evaluate
+from kareus.model.span_work import SpanConfigs, SpanWork
 from kareus.schedule import ClockRegion, CollectiveKey, Decision, Fingerprint, Path, Schedule
 from kareus.trace.types import (
     CollectiveKind,

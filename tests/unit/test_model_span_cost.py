@@ -3,7 +3,8 @@ import pytest
 
 from kareus.model import rates
 from kareus.model.cost import CostModel
-from kareus.model.span_cost import SpanConfigs, SpanWork, evaluate
+from kareus.model.span_cost import evaluate
+from kareus.model.span_work import SpanConfigs, SpanWork
 
 COST = CostModel.assumed("NVIDIA H200", 132)
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from plan_samples import COST, PLAIN, problem_of, recorded
 
-from kareus.model.span_cost import SpanConfigs, evaluate, span_work
+from kareus.model.span_cost import evaluate
+from kareus.model.span_work import SpanConfigs, span_work
 from kareus.plan import options
 from kareus.plan.knobs import Knobs
 from kareus.plan.options import enumerate_settings, option_table

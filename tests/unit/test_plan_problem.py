@@ -10,7 +10,7 @@ import pytest
 from plan_samples import COST, PLAIN, problem_of, recorded
 
 from kareus.errors import InputError
-from kareus.model.span_cost import span_work
+from kareus.model.span_work import span_work
 from kareus.plan.problem import build_problem, supported_clocks, with_limits
 from kareus.trace.spans import find_spans
 from solver import Limits, judge
