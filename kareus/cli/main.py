@@ -18,7 +18,7 @@ from kareus.errors import KareusError
 
 # In the order a user meets them.
 SUBCOMMANDS = (
-    "doctor", "run", "inspect", "solve", "simulate", "compare", "report", "reset_clocks",
+    "doctor", "run", "inspect", "solve", "simulate", "compare", "policies", "report", "reset_clocks",
 )  # fmt: skip
 
 INTERRUPTED = 130  # 128 + SIGINT, what shells report

@@ -141,6 +141,20 @@ def read_electricity_maps(path: str | os.PathLike[str]) -> Series:
     return make_series(times, values, str(path))
 
 
+def read_series(path: str | os.PathLike[str], *, column: str = "value") -> Series:
+    """Read a series of either kind, told apart by its first character; `column` is of a CSV.
+
+    Raises:
+        InputError: as the two readers do.
+    """
+    try:
+        with open(path, encoding="utf-8") as file:
+            begins = file.read(4096).lstrip()[:1]
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path}: {error}; expected a CSV or Electricity Maps JSON") from error
+    return read_electricity_maps(path) if begins in ("{", "[") else read_series_csv(path, column=column)
+
+
 def forecast(series: Series, now_s: float, count: int) -> NDArray[np.float64]:
     """Forecast the next values from those that have begun before `now_s`.
 
