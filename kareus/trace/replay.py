@@ -1,9 +1,10 @@
 """Replays a recorded step from its graph, to show that the graph is true.
 
-Every op starts when the CPU has launched it and all its predecessors have ended, plus a lag; it takes as
-long as recorded. An op beside the compute stream may also be held: persistent GEMMs keep all SMs to
-themselves, and what becomes ready while one runs starts as it drains. Lags, and what is held by what, are
-learnt on one step and the replay is judged on another, so that nothing is proved by repeating it.
+Ops start in the order in which they become able to: after the CPU has launched them and all predecessors
+have ended, plus a lag, and, where a kernel of another stream fills the GPU, as that one drains. They take
+as long as recorded, or as by themselves where they shared SMs then and do not now. The order of the
+recording is not used. Lags, and what is held by what, are learnt on one step (`kareus.trace.lags`) and the
+replay is judged on another, so that nothing is proved by repeating it.
 
 Across ranks a collective is a barrier: it moves data once the last rank has arrived, for as long as it
 did in the recording.
@@ -11,6 +12,7 @@ did in the recording.
 
 from __future__ import annotations
 
+import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,27 +20,21 @@ from dataclasses import dataclass
 import numpy as np
 
 from kareus.trace.intervals import intersection_ns, length, union
+from kareus.trace.lags import (
+    CPU,
+    Lags,
+    cause_of,
+    fills_sms,
+    kind_of,
+    learn,
+    places,
+    predecessors,
+    release_keys,
+)
 from kareus.trace.ranks import match_keys
-from kareus.trace.types import I64, EdgeKind, OpKind, Provenance, StepGraph
+from kareus.trace.types import I64, OpKind, StepGraph
 
-Place = tuple[int, ...]
-HELD = 9  # cause: SMs kept by a kernel of the compute stream
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lags:
-    """Time between "everything it waits for has ended" and "it starts", in nanoseconds.
-
-    Attributes:
-        by_place: per op of the step learnt on: (stream, name, grid, unit, phase, ordinal, cause), where the
-            cause is what it waited for last: 0 the CPU, 1 its stream, 3 another stream, 9 SMs.
-        by_kind: median per (stream, kernel class, cause); for ops that waited for something else then.
-        held: shares of ops held, per (stream, kernel class, class of what ran on the compute stream).
-    """
-
-    by_place: dict[Place, int]
-    by_kind: dict[Place, int]
-    held: dict[Place, float]
+__all__ = ["Lags", "ReplayError", "Replayed", "judge", "learn", "replay", "replay_ranks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,32 +63,6 @@ class ReplayError:
     kernel_end_p95: float
 
 
-def learn(graph: StepGraph) -> Lags:
-    """Read the lags off one recorded step."""
-    ops = graph.ops
-    ready, cause = _recorded_ready(graph)
-    running = _Running(graph)
-    gaps: dict[Place, list[int]] = defaultdict(list)
-    held: dict[Place, list[bool]] = defaultdict(list)
-    by_place: dict[Place, int] = {}
-    for op, place in enumerate(_places(graph)):
-        gap, why = int(ops.start_ns[op] - ready[op]), int(cause[op])
-        holder = running.at(op, int(ready[op]), ops.start_ns, ops.end_ns)
-        if holder >= 0:
-            after = int(ops.start_ns[op] - ops.end_ns[holder])
-            is_held = abs(after) < gap
-            held[_holding(graph, op, holder)].append(is_held)
-            if is_held:
-                gap, why = after, HELD
-        by_place[*place, why] = gap
-        gaps[_kind(graph, op, why)].append(gap)
-    return Lags(
-        by_place=by_place,
-        by_kind={kind: int(np.median(values)) for kind, values in gaps.items()},
-        held={key: sum(values) / len(values) for key, values in held.items()},
-    )
-
-
 def replay(graph: StepGraph, lags: Lags) -> Replayed:
     """Replay one rank's step by itself; a collective takes as long as recorded, waiting included."""
     return replay_ranks([graph], [lags], [0])[0]
@@ -112,14 +82,8 @@ def replay_ranks(
     """
     states = [_Rank(g, lag, offset) for g, lag, offset in zip(graphs, lags, offsets_ns, strict=True)]
     meetings = _meetings(states)
-    order = sorted(
-        (int(state.graph.ops.start_ns[op]) + state.offset, number, op)
-        for number, state in enumerate(states)
-        for op in range(len(state.graph.ops))
-    )
-    for _, number, op in order:
-        states[number].place(op, meetings)
-    return [state.result(meetings) for state in states]
+    _Clockwork(states, meetings).run()
+    return [state.result() for state in states]
 
 
 def judge(graph: StepGraph, replayed: Replayed) -> ReplayError:
@@ -148,161 +112,163 @@ class _Meeting:
     started: dict[int, int]
 
 
-Meetings = dict[tuple[int, int], _Meeting]
-
-
 class _Rank:
-    """One rank's replay in progress; times on the common clock."""
+    """One rank's replay in progress; times on the common clock, ends -1 until known."""
 
     def __init__(self, graph: StepGraph, lags: Lags, offset: int) -> None:
         self.graph = graph
         self.offset = offset
         self.lags = lags
-        self.number = -1
-        self.start = np.zeros(len(graph.ops), np.int64)
+        self.start = np.full(len(graph.ops), -1, np.int64)
         self.end = np.full(len(graph.ops), -1, np.int64)
-        self.before = _predecessors(graph)
-        self.places = _places(graph)
-        self.running = _Running(graph)
+        self.before = predecessors(graph)
+        self.after: list[list[int]] = [[] for _ in self.before]
+        for op, sources in enumerate(self.before):
+            for source, _ in sources:
+                self.after[source].append(op)
+        self.waiting_for = [len(sources) for sources in self.before]
+        self.places = places(graph)
+        self.fills = fills_sms(graph)
+        self.running: list[tuple[int, bool]] = []  # SM-filling ops; began beside a collective
+        self.talking: list[int] = []
+        self.last_release: dict[int, int] = {}  # holder -> start of the newest op it let go
 
-    def place(self, op: int, meetings: Meetings) -> None:
-        """Set an op's start; ends of collectives follow once every member has one."""
-        graph = self.graph
-        ready, cause = graph.start_ns + int(graph.host_delay_ns[op]) + self.offset, 0
+    def due(self, op: int) -> int:
+        """When an op starts unless held; what it waits for has ended."""
+        ready, cause = self.graph.start_ns + int(self.graph.host_delay_ns[op]) + self.offset, CPU
         for source, overlapped in self.before[op]:
-            bound = int(self.start[source]) if overlapped else self.ended(source, meetings)
+            bound = int(self.start[source] if overlapped else self.end[source])
             if bound > ready:
-                ready, cause = bound, _cause(graph, source, op)
-        holder = self.running.at(op, ready, self.start, self.end)
-        if holder >= 0 and self._is_held(op, holder, cause):
-            ready, cause = int(self.end[holder]), HELD
-        lag = self.lags.by_place.get((*self.places[op], cause))
-        if lag is None:
-            lag = self.lags.by_kind.get(_kind(graph, op, cause), 0)
-        self.start[op] = ready + lag
-        meeting = meetings.get((self.number, op))
-        if meeting is None:
-            self.end[op] = self.start[op] + int(graph.ops.duration_ns[op])
-        else:
-            meeting.started[self.number] = int(self.start[op])
+                ready, cause = bound, cause_of(self.graph, source, op)
+        return ready + self.lags.lag(self.places[op], kind_of(self.graph, op, cause))
 
-    def _is_held(self, op: int, holder: int, cause: int) -> bool:
-        """What happened here when learnt; where that was another wait, what usually happens."""
-        if (*self.places[op], HELD) in self.lags.by_place:
-            return True
-        if (*self.places[op], cause) in self.lags.by_place:
-            return False
-        return self.lags.held.get(_holding(self.graph, op, holder), 0.0) > 0.5
+    def held_until(self, op: int, time: int, since: int) -> int:
+        """When an op due at `time` finds SMs; `time` itself where nothing that began from `since` on holds it.
 
-    def ended(self, op: int, meetings: Meetings) -> int:
-        """An op's end; a collective's is the last arrival plus its recorded transfer time."""
-        if self.end[op] < 0:
-            meeting = meetings[self.number, op]
-            transfer = int(self.graph.ops.end_ns[op]) + self.offset - meeting.recorded_last
-            own = int(self.graph.ops.duration_ns[op])
-            arrival = max(meeting.started.values())
-            self.end[op] = arrival + min(max(transfer, 0), own)
-        return int(self.end[op])
+        Where it is not known better, held ops are let go in the order in which they came.
+        """
+        self.running = [entry for entry in self.running if self.end[entry[0]] > time]
+        stream = self.graph.ops.stream
+        for holder, shares in reversed(self.running):
+            if stream[holder] == stream[op] or self.start[holder] < since:
+                continue
+            keys = release_keys(self.graph, op, holder, self.places[op], shares)
+            release, seen = self.lags.release_of(keys)
+            if release is None:
+                continue
+            until = int(self.end[holder]) + release
+            if not seen:
+                until = max(until, self.last_release.get(holder, 0) + 1)
+            if until > time:
+                self.last_release[holder] = until
+                return until
+        return time
 
-    def result(self, meetings: Meetings) -> Replayed:
-        for op in np.flatnonzero(self.end < 0):
-            self.ended(int(op), meetings)
+    def begin(self, op: int, time: int) -> int:
+        """Set an op's start, note whom it keeps waiting, and return how long it takes."""
+        self.start[op] = time
+        duration, stream = int(self.graph.ops.duration_ns[op]), self.graph.ops.stream
+        if self.fills[op] and stream[op] != self.graph.compute_stream:
+            shares = any(self.end[one] > time and stream[one] != stream[op] for one, _ in self.running)
+            duration = duration if shares else self.lags.duration(self.places[op], duration)
+        if self.graph.ops.kind[op] == OpKind.COLLECTIVE:
+            self.talking.append(op)
+        elif self.fills[op]:
+            self.talking = [one for one in self.talking if self.end[one] < 0 or self.end[one] > time]
+            self.running.append((op, bool(self.talking)))
+        return duration
+
+    def result(self) -> Replayed:
+        """Times on the rank's own clock."""
         return Replayed(start_ns=self.start - self.offset, end_ns=self.end - self.offset)
 
 
-def _meetings(states: Sequence[_Rank]) -> Meetings:
+class _Clockwork:
+    """Starts ops of all ranks in order of time."""
+
+    def __init__(self, states: Sequence[_Rank], meetings: dict[tuple[int, int], _Meeting]) -> None:
+        self.states = states
+        self.meetings = meetings
+        # (time, when due, rank number, op, earliest start of a holder not waited for yet)
+        self.queue: list[tuple[int, int, int, int, int]] = []
+
+    def run(self) -> None:
+        for number, state in enumerate(self.states):
+            for op, count in enumerate(state.waiting_for):
+                if count == 0:
+                    self._enqueue(number, op)
+        while True:
+            while self.queue:
+                self._next()
+            if not self._force():
+                return
+
+    def _enqueue(self, number: int, op: int) -> None:
+        due = self.states[number].due(op)
+        heapq.heappush(self.queue, (due, due, number, op, 0))
+
+    def _next(self) -> None:
+        time, due, number, op, since = heapq.heappop(self.queue)
+        state = self.states[number]
+        if state.start[op] >= 0:
+            return
+        until = state.held_until(op, time, since)
+        if until > time:  # who begins from now on may hold it once more
+            heapq.heappush(self.queue, (until, due, number, op, max(time, 1)))
+        else:
+            self._start(number, op, time)
+
+    def _start(self, number: int, op: int, time: int) -> None:
+        state = self.states[number]
+        duration = state.begin(op, time)
+        meeting = self.meetings.get((number, op))
+        if meeting is None:
+            self._end(number, op, time + duration)
+            return
+        meeting.started[number] = time
+        if len(meeting.started) == len(meeting.members):
+            arrival = max(meeting.started.values())
+            for member, its_op in meeting.members:
+                ops = self.states[member].graph.ops
+                recorded = int(ops.end_ns[its_op]) + self.states[member].offset - meeting.recorded_last
+                transfer = min(max(recorded, 0), int(ops.duration_ns[its_op]))
+                self._end(member, its_op, arrival + transfer)
+
+    def _end(self, number: int, op: int, time: int) -> None:
+        state = self.states[number]
+        state.end[op] = time
+        for following in state.after[op]:
+            state.waiting_for[following] -= 1
+            if state.waiting_for[following] == 0:
+                self._enqueue(number, following)
+
+    def _force(self) -> bool:
+        """Start the first op left over, where edges or meetings go round in a circle; False where none is."""
+        left = [
+            (int(state.graph.ops.start_ns[op]) + state.offset, number, int(op))
+            for number, state in enumerate(self.states)
+            for op in np.flatnonzero(state.start < 0)
+        ]
+        if not left:
+            return False
+        _, number, op = min(left)
+        heapq.heappush(self.queue, (self.states[number].due(op), 0, number, op, 0))
+        return True
+
+
+def _meetings(states: Sequence[_Rank]) -> dict[tuple[int, int], _Meeting]:
     """Members of every collective found on at least two of the ranks, by (rank number, op)."""
     found: dict[tuple[object, ...], list[tuple[int, int]]] = defaultdict(list)
     for number, state in enumerate(states):
-        state.number = number
         for key, op in match_keys(state.graph.ops, state.graph.collectives).items():
             found[key].append((number, op))
-    result: Meetings = {}
+    result: dict[tuple[int, int], _Meeting] = {}
     for members in found.values():
         if len(members) > 1:
             last = max(int(states[n].graph.ops.start_ns[op]) + states[n].offset for n, op in members)
             meeting = _Meeting(members=members, recorded_last=last, started={})
             result.update(dict.fromkeys(members, meeting))
     return result
-
-
-def _predecessors(graph: StepGraph) -> list[list[tuple[int, bool]]]:
-    """Sources of each op; True where both overlap on one stream, so only the starts are ordered."""
-    before: list[list[tuple[int, bool]]] = [[] for _ in range(len(graph.ops))]
-    for (source, target), kind, known in zip(
-        graph.edges, graph.edge_kind, graph.edge_provenance, strict=True
-    ):
-        if known != Provenance.PRUNED:
-            before[int(target)].append((int(source), False))
-        elif kind == EdgeKind.STREAM:
-            before[int(target)].append((int(source), True))
-    return before
-
-
-def _recorded_ready(graph: StepGraph) -> tuple[I64, I64]:
-    """When each op could have started in the recording, and what it waited for last; see Lags."""
-    ops = graph.ops
-    ready = graph.start_ns + graph.host_delay_ns
-    cause = np.zeros(len(ops), np.int64)
-    for op, sources in enumerate(_predecessors(graph)):
-        for source, overlapped in sources:
-            bound = ops.start_ns[source] if overlapped else ops.end_ns[source]
-            if bound > ready[op]:
-                ready[op], cause[op] = bound, _cause(graph, source, op)
-    return ready, cause
-
-
-def _places(graph: StepGraph) -> list[Place]:
-    ops = graph.ops
-    counts: dict[Place, int] = defaultdict(int)
-    places = []
-    for row in zip(ops.stream, ops.name, ops.grid, ops.unit, ops.phase, strict=True):
-        what = tuple(int(value) for value in row)
-        counts[what] += 1
-        places.append((*what, counts[what]))
-    return places
-
-
-def _kind(graph: StepGraph, op: int, cause: int) -> Place:
-    return int(graph.ops.stream[op]), int(graph.ops.kernel_class[op]), cause
-
-
-def _holding(graph: StepGraph, op: int, holder: int) -> Place:
-    ops = graph.ops
-    return int(ops.stream[op]), int(ops.kernel_class[op]), int(ops.kernel_class[holder])
-
-
-class _Running:
-    """Answers which op of the compute stream runs when another op becomes ready."""
-
-    def __init__(self, graph: StepGraph) -> None:
-        ops = graph.ops
-        on_compute = (ops.stream == graph.compute_stream) & (ops.kind != OpKind.COLLECTIVE)
-        self.aside = ops.stream != graph.compute_stream
-        self.rows = np.flatnonzero(on_compute)
-        self.recorded = ops.start_ns[self.rows]
-        self.starts = ops.start_ns
-
-    def at(self, op: int, ready: int, start: I64, end: I64) -> int:
-        """Return that op, -1 where none runs or where the op is on the compute stream itself.
-
-        Args:
-            op: the op that becomes ready. ready: when. start, end: times of all ops; those that began
-                before `op` in the recording must be there.
-        """
-        if not self.aside[op]:
-            return -1
-        at = int(np.searchsorted(self.recorded, self.starts[op], side="right")) - 1
-        while at >= 0 and start[self.rows[at]] > ready:
-            at -= 1
-        if at < 0 or end[self.rows[at]] <= ready:
-            return -1
-        return int(self.rows[at])
-
-
-def _cause(graph: StepGraph, source: int, target: int) -> int:
-    same = graph.ops.stream[source] == graph.ops.stream[target]
-    return 1 + int(EdgeKind.STREAM if same else EdgeKind.EVENT)
 
 
 def _exposed_ns(graph: StepGraph, start: I64, end: I64) -> int:

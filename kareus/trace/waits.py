@@ -7,8 +7,9 @@ Three sources, each edge marked with its provenance:
   behind its copy-in and copies out behind the gather; a copy-in waits until an earlier unit is copied out;
   a reduce-scatter follows its gradient copy-in, and the next copy-in waits for it (torch up to 2.12 keeps
   one reduce-scatter in flight); the optimizer waits for all of them.
-* INFERRED: default profiler settings record `cudaStreamWaitEvent` calls without saying what they wait for.
-  The first launch after such a call is taken to wait for the newest work of every other stream; where the
+* INFERRED: default profiler settings record `cudaStreamWaitEvent` calls without saying what they wait for,
+  and sync events of torch 2.11 name the waiting stream but not where the event was recorded. The next launch
+  (on that stream, where it is known) is taken to wait for the newest work of every other stream; where the
   recording shows the op starting before that work ended, the edge is PRUNED.
 """
 
@@ -43,16 +44,14 @@ def find_waits(
         sync: (time, stream, wait_on_stream, record correlation) of sync records.
         compute_stream: stream id of the model's compute.
     """
-    edges: list[Edge] = []
-    if len(sync):
-        edges += _traced(ops, sync, calls)
+    edges, unresolved = _traced(ops, sync, calls)
     if regions.has_fsdp:
         edges += _fsdp(ops, regions, compute_stream)
     elif regions.has_ddp:
         edges += _ddp(ops, collectives, compute_stream)
     edges += _communicators(ops, collectives)
-    if not len(sync) and not regions.has_fsdp and not regions.has_ddp:
-        edges += _inferred(ops, calls)
+    if not regions.has_fsdp and not regions.has_ddp:
+        edges += _inferred_on_stream(ops, unresolved) if len(sync) else _inferred(ops, calls)
     return _unique(ops, edges)
 
 
@@ -74,22 +73,29 @@ def _launch_order(ops: OpTable) -> I64:
     return rows[np.argsort(ops.launch_ns[rows], kind="stable")]
 
 
-def _traced(ops: OpTable, sync: I64, calls: I64) -> list[Edge]:
+def _traced(ops: OpTable, sync: I64, calls: I64) -> tuple[list[Edge], list[tuple[int, int]]]:
     """A wait record names the waiting stream and the event's record call: the source is the last op
-    launched on the recording stream before that call, the target the next op on the waiting stream."""
+    launched on the recording stream before that call, the target the next op on the waiting stream.
+
+    Also returns (time, waiting stream) of the records that do not say where the event was recorded.
+    """
     call_time = {int(c): int(t) for t, c in zip(calls[:, 0], calls[:, 3], strict=True) if c > 0}
     by_stream = {int(s): _launch_order_of(ops, int(s)) for s in np.unique(ops.stream)}
     edges: list[Edge] = []
-    for time, stream, source_stream, record in sync:
-        recorded = call_time.get(int(record))
-        waiting, giving = by_stream.get(int(stream)), by_stream.get(int(source_stream))
-        if recorded is None or waiting is None or giving is None:
+    unresolved: list[tuple[int, int]] = []
+    for time, stream, source_stream, record in sync.tolist():
+        recorded = call_time.get(record)
+        if recorded is None or source_stream < 0:
+            unresolved.append((time, stream))
+            continue
+        waiting, giving = by_stream.get(stream), by_stream.get(source_stream)
+        if waiting is None or giving is None:
             continue
         last = np.searchsorted(ops.launch_ns[giving], recorded, side="right") - 1
         following = np.searchsorted(ops.launch_ns[waiting], time, side="left")
         if last >= 0 and following < len(waiting):
             edges.append((int(giving[last]), int(waiting[following]), Provenance.TRACED))
-    return edges
+    return edges, unresolved
 
 
 def _launch_order_of(ops: OpTable, stream: int) -> I64:
@@ -209,4 +215,20 @@ def _inferred(ops: OpTable, calls: I64) -> list[Edge]:
                 if other != column and source >= 0
             ]
         newest[column] = op
+    return edges
+
+
+def _inferred_on_stream(ops: OpTable, waits: list[tuple[int, int]]) -> list[Edge]:
+    """The next op of a stream that waits, at (time, stream), waits for the newest work of every other."""
+    by_stream = {int(s): _launch_order_of(ops, int(s)) for s in np.unique(ops.stream)}
+    edges: list[Edge] = []
+    for time, stream in waits:
+        waiting = by_stream.get(stream)
+        following = -1 if waiting is None else int(np.searchsorted(ops.launch_ns[waiting], time, side="left"))
+        if waiting is None or following == len(waiting):
+            continue
+        for other, giving in by_stream.items():
+            last = int(np.searchsorted(ops.launch_ns[giving], time, side="right")) - 1
+            if other != stream and last >= 0:
+                edges.append((int(giving[last]), int(waiting[following]), Provenance.INFERRED))
     return edges

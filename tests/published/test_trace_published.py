@@ -117,7 +117,8 @@ def test_blackwell_kernels_may_overlap_on_one_stream() -> None:
     assert int((trace.ops.flags & OpFlag.SAME_STREAM_OVERLAP > 0).sum()) == 355
     assert not (trace.ops.flags & OpFlag.CLIPPED).any()
     graph = graphs(trace)[0]
-    assert np.array_equal(replay(graph, learn(graph)).end_ns, graph.ops.end_ns)
+    error = judge(graph, replay(graph, learn(graph)))
+    assert max(error.step_time, error.kernel_end) < 0.01
 
 
 def test_a_recorded_wait_is_traced() -> None:

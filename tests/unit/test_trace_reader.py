@@ -9,6 +9,7 @@ from trace_samples import (
     BASE_NS,
     GATHER,
     GEMM,
+    Event,
     ddp_steps,
     document,
     kernel,
@@ -21,7 +22,7 @@ from trace_samples import (
 from kareus.errors import InputError
 from kareus.trace import jsonstream
 from kareus.trace.kineto import read_trace
-from kareus.trace.types import CollectiveKind, KernelClass, OpFlag, OpKind, Phase
+from kareus.trace.types import CollectiveKind, KernelClass, OpFlag, OpKind, Phase, Provenance
 
 
 def codes(trace) -> set[str]:
@@ -269,3 +270,35 @@ def test_what_is_no_trace_is_named(tmp_path, content: str | bytes, part: str) ->
 def test_a_missing_file_is_named(tmp_path) -> None:
     with pytest.raises(InputError, match=r"cannot read .*nowhere.json: No such file"):
         read_trace(tmp_path / "nowhere.json")
+
+
+def wait_record(ts: float, stream: int, correlation: int, **known: int) -> Event:
+    """Return a sync event; without `known` as torch 2.11 writes it, which cannot find the event."""
+    args = {"wait_on_stream": -1, "wait_on_cuda_event_record_corr_id": -1, "wait_on_cuda_event_id": 5}
+    return {"ph": "X", "cat": "cuda_sync", "name": "Stream Wait Event", "pid": 0, "tid": stream, "ts": ts,
+            "dur": 1.0, "args": {**args, "stream": stream, "correlation": correlation, **known}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("known", "provenance"),
+    [
+        ({}, Provenance.INFERRED),
+        ({"wait_on_stream": 7, "wait_on_cuda_event_record_corr_id": 50}, Provenance.TRACED),
+    ],
+)
+def test_waits_without_the_event_are_inferred_for_the_waiting_stream(tmp_path, known, provenance) -> None:
+    """Stream 20 waits for stream 7; the launch on stream 30 that follows the call at once waits for nothing."""
+    events = [
+        launch(10, 1),
+        launch(20, 50, name="cudaEventRecordWithFlags"),
+        launch(25, 51, name="cudaStreamWaitEvent"),
+        wait_record(25.2, 20, 51, **known),
+        launch(30, 2),
+        launch(35, 3),
+        kernel(GEMM, 40, 100, 1, stream=7),
+        kernel(ADD, 45, 10, 2, stream=30),
+        kernel(ADD, 141, 10, 3, stream=20),
+    ]
+    trace = read_trace(write(tmp_path / "rank0.json", document(events)))
+    rows = [tuple(row) for row in trace.waits if row[2] != Provenance.PRUNED]
+    assert rows == [(0, 2, provenance)]

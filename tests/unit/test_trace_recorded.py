@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from kareus.trace import TraceSet, build_graph, graphs
 from kareus.trace.replay import judge, learn, replay, replay_ranks
 from kareus.trace.stats import collective_rows, step_times
-from kareus.trace.types import CollectiveKind, EdgeKind, OpKind, Phase, Provenance, StepGraph
+from kareus.trace.types import CollectiveKind, EdgeKind, KernelClass, OpKind, Phase, Provenance, StepGraph
 
 TRACES = Path(__file__).parents[2] / "traces"
 
@@ -119,17 +120,37 @@ def test_replay_with_lags_of_the_other_step_gives_the_step_back(job) -> None:
                 assert error.kernel_end < 0.01, name
 
 
-def test_replay_of_the_step_learnt_on_is_exact(job) -> None:
-    _, _, ranks = job
+def test_replay_of_the_step_learnt_on_gives_that_step(job) -> None:
+    """Not the identical times everywhere: who is held by whom is decided by the usual case of its kind."""
+    name, _, ranks = job
     graph = ranks[0][1]
-    times = replay(graph, learn(graph))
-    assert np.array_equal(times.start_ns, graph.ops.start_ns)
-    assert np.array_equal(times.end_ns, graph.ops.end_ns)
+    error = judge(graph, replay(graph, learn(graph)))
+    assert error.step_time < 0.001
+    assert error.exposed_comm < 0.002, name
+    assert error.kernel_end < 0.0005
+
+
+def test_replay_holds_a_copy_while_a_gemm_fills_the_gpu() -> None:
+    """Longer GEMMs let go of waiting copies later, by as much; nothing in the lags says when they end."""
+    graph = build_graph(TraceSet.open(TRACES / "fsdp2-nvlink-default").load(0), 1)
+    ops, lags = graph.ops, learn(graph)
+    aside = (ops.stream != graph.compute_stream) & (ops.kind == OpKind.COMPUTE)
+    gemm = (ops.stream == graph.compute_stream) & (ops.kernel_class == KernelClass.GEMM)
+    pairs = [
+        (int(copy), int(holder))
+        for copy in np.flatnonzero(aside)
+        for holder in np.flatnonzero(gemm & (ops.start_ns < ops.start_ns[copy] - 300_000))
+        if 0 < ops.end_ns[holder] - ops.start_ns[copy] < 300_000
+    ]
+    assert len(pairs) > 10
+    copy, holder = pairs[0]
+    end = ops.end_ns.copy()
+    end[holder] += 1_000_000
+    later = replay(replace(graph, ops=replace(ops, end_ns=end)), lags)
+    assert 900_000 < later.start_ns[copy] - ops.start_ns[copy] < 1_100_000
 
 
 def test_a_longer_kernel_makes_the_replayed_step_longer() -> None:
-    from dataclasses import replace
-
     graph = build_graph(TraceSet.open(TRACES / "fsdp2-nvlink-default").load(0), 1)
     lags = learn(graph)
     row = int(
