@@ -35,9 +35,14 @@ def alone_durations(ops: OpTable, place: I32) -> I64:
     share[positive] = beside[positive] / duration[positive]
     alone = duration.copy()
     slowed = positive & (share > ALONE_SHARE)
-    by_place = _medians(place, duration, positive & ~slowed & (place >= 0))
+    if not slowed.any():
+        return alone
+    asked = np.isin(place, place[slowed]) & (place >= 0)
+    by_place = _medians(place, duration, positive & ~slowed & asked)
     slowdown = _class_slowdown(ops, place, duration, slowed, by_place, share)
-    clusters = _clusters(ops, duration, positive & ~slowed)
+    rest = np.flatnonzero(slowed & ~np.isin(place, list(by_place)))
+    alike = np.isin(ops.name, ops.name[rest])
+    clusters = _clusters(ops, duration, positive & ~slowed & alike)
     for row in np.flatnonzero(slowed):
         known = by_place.get(int(place[row]))
         if known is None:
