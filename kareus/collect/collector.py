@@ -9,12 +9,10 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import datetime
-import itertools
 import json
 import logging
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,9 +27,12 @@ from kareus.collect.gather import AloneLink, GlooLink, bring_files, sees_folder
 from kareus.collect.options import CollectOptions
 from kareus.collect.power import PowerRecorder
 from kareus.collect.profiler import Window, is_capturing, is_compiled
+from kareus.collect.step_clock import StepClock
 from kareus.trace.manifest import Host, Manifest
 
 log = logging.getLogger("kareus")
+
+TIMED_BEFORE = 3  # steps before the window whose time is stated beside that of the steps inside
 
 
 class JobLike(Protocol):
@@ -73,7 +74,9 @@ class Collector:
         self._window: Window | None = None
         self._annotator = Annotator(job.named_root)
         self._power = PowerRecorder(job.device)
-        self._boundaries: list[float] = [time.perf_counter()]
+        self._steps = 0
+        self._clock = StepClock(job.device.type == "cuda")
+        self._mark()
         self._hook: Any = None
         self._due = -1  # boundary whose action waits for the next forward
         self._over = False
@@ -88,8 +91,8 @@ class Collector:
         self._take_due()  # no forward passed through the root since the last step
         if self._over:
             return
-        self._boundaries.append(time.perf_counter())
-        done = len(self._boundaries) - 1
+        self._steps = done = self._steps + 1
+        self._mark()
         if done < self._options.wait:
             return
         self._due = done
@@ -119,9 +122,13 @@ class Collector:
         """Where files go."""
         return self._directory
 
-    @property
-    def _steps(self) -> int:
-        return len(self._boundaries) - 1
+    def _mark(self) -> None:
+        if self._steps < self._options.wait - TIMED_BEFORE:
+            return
+        try:
+            self._clock.mark(self._steps)
+        except RuntimeError as error:  # as of a stream that captures a graph: the times are not stated
+            log.info("kareus rank %d: a step was not timed: %s", self._job.rank, error)
 
     def _take_due(self) -> None:
         due, self._due = self._due, -1
@@ -300,11 +307,12 @@ class Collector:
         )
 
     def step_times_ms(self) -> dict[str, float]:
-        """Return median step times on the host's clock outside and inside of the window, milliseconds."""
-        ends = self._boundaries
-        lengths = [(b - a) * 1e3 for a, b in itertools.pairwise(ends)]
-        outside = lengths[max(0, self._options.wait - 3) : self._options.wait][-3:]
-        inside = lengths[self._options.wait + self._options.warmup :]
+        """Return median step times outside and inside of the window, milliseconds; after the recording."""
+        if self._job.device.type == "cuda":
+            torch.cuda.synchronize(self._job.device)
+        wait, warmup = self._options.wait, self._options.warmup
+        outside = self._clock.step_ms(max(0, wait - TIMED_BEFORE), min(wait, self._steps))
+        inside = self._clock.step_ms(wait + warmup, self._steps)
         times = {"step_ms": outside, "step_ms_profiled": inside}
         return {name: statistics.median(values) for name, values in times.items() if values}
 
