@@ -18,6 +18,7 @@ def add_parser(subparsers: Any) -> None:
         help="published policies on tables: pipelines, power limits, carbon, kernels",
         description="Published policies on recorded tables, without a GPU: Perseus (pipeline), Zeus (power-limit, "
         "batch-size), Chase (carbon), Twente (kernels), and rules for choosing a point (points).",
+        epilog="example: kareus policies points frontier.json --choose edp",
         allow_abbrev=False,
     )
     below = parser.add_subparsers(dest="policy", metavar="POLICY", required=True)
