@@ -2,7 +2,8 @@
 
 At the start of each interval the next intensity is forecast and the point of least cost is taken; energy is
 worth more when it is dirty or dear, so those intervals run slower (Yang et al., 2023; branch `chase` of
-Zeus). Changing the point is a swap of schedules between two steps.
+Zeus). Changing the point is a swap of schedules between two steps: `session.detach()`, then `kareus.attach` with
+the other one, on all ranks (examples/README.md).
 """
 
 from __future__ import annotations
