@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kareus.cli.inputs import StepInput, add_step_arguments, read_step
+from kareus.cli.solve import percent as share
 from kareus.errors import UsageError
 from kareus.plan.policies.ground import Outcome, compare_step
 from kareus.report.data import Effect, PolicyRow, Source
@@ -19,7 +20,7 @@ COLUMNS = (
     "",
     "time",
     "energy",
-    "saved at equal time",
+    "saved",
     "time at equal energy",
     "power",
     "bound",
@@ -41,6 +42,11 @@ def add_parser(subparsers: Any) -> None:
     )
     add_step_arguments(parser)
     parser.add_argument(
+        "--max-slowdown",
+        metavar="PERCENT",
+        help="least energy within this slowdown of stock (default 0%%: at equal time)",
+    )
+    parser.add_argument(
         "--time-limit", type=float, default=5.0, metavar="S", help="seconds for each solve (default 5)"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
@@ -51,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     """Compare and print; see the parser's help."""
     if not 0 < args.time_limit < 1e6:
         raise UsageError(f"--time-limit {args.time_limit:g}: expected a positive number of seconds")
+    slowdown = share(args.max_slowdown) or 0.0
     step = read_step(args)
     capabilities = step.traces.manifest.capabilities if step.traces.manifest else {}
 
@@ -59,9 +66,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"comparing {name} ...", file=sys.stderr)
 
     outcomes = compare_step(
-        step.graph, step.cost, capabilities, time_limit_s=args.time_limit, progress=progress
-    )
-    document = compare_document(outcomes, step)
+        step.graph, step.cost, capabilities,
+        max_slowdown=slowdown, time_limit_s=args.time_limit, progress=progress,
+    )  # fmt: skip
+    document = compare_document(outcomes, step, slowdown)
     if args.json:
         print(json.dumps(document, indent=1))
     else:
@@ -69,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare_document(outcomes: tuple[Outcome, ...], step: StepInput) -> dict[str, Any]:
+def compare_document(
+    outcomes: tuple[Outcome, ...], step: StepInput, max_slowdown: float = 0.0
+) -> dict[str, Any]:
     """Return the `kareus.compare/1` document; stock comes first."""
     stock = outcomes[0]
     return {
@@ -78,24 +88,23 @@ def compare_document(outcomes: tuple[Outcome, ...], step: StepInput) -> dict[str
         "step": step.graph.index,
         "measured": {"time_us": step.graph.duration_ns / 1000},
         "costs": step.profile_note,
+        "max_slowdown": max_slowdown,
         "policies": [_policy(outcome, stock) for outcome in outcomes],
     }
 
 
 def _policy(outcome: Outcome, stock: Outcome) -> dict[str, Any]:
     saving = None
-    if (
-        outcome.energy_j is not None
-        and outcome.time_us is not None
-        and outcome.time_us <= (stock.time_us or 0)
-    ):
+    if outcome.energy_j is not None and outcome.time_us is not None:
         saving = 0.0 - change(stock.energy_j or 0.0, outcome.energy_j)  # 0.0 and never -0.0
+    as_fast = outcome.time_us is not None and outcome.time_us <= (stock.time_us or 0)
     equal = outcome.equal_energy_time_us
     return {
         "name": outcome.name,
         "time_us": outcome.time_us,
         "energy_j": outcome.energy_j,
-        "saving_at_equal_time": saving,
+        "saving": saving,
+        "saving_at_equal_time": saving if as_fast else None,
         "equal_energy_time_us": equal,
         "time_change_at_equal_energy": None if equal is None else change(stock.time_us or 0, equal),
         "average_power_w": (
@@ -131,6 +140,9 @@ def print_outcomes(document: Mapping[str, Any]) -> None:
     out = console()
     rows = []
     missing = set()
+    slowdown = document.get("max_slowdown", 0.0)
+    columns = list(COLUMNS)
+    columns[3] = f"saved within {signed_percent(slowdown)}" if slowdown else "saved at equal time"
     for policy in document["policies"]:
         needs = ", ".join(policy["needs"]) or "nothing"
         if policy["missing"]:
@@ -141,7 +153,7 @@ def print_outcomes(document: Mapping[str, Any]) -> None:
                 policy["name"],
                 _shown(policy["time_us"], ms),
                 _shown(policy["energy_j"], joules),
-                _shown(policy["saving_at_equal_time"], signed_percent),
+                _shown(policy["saving"] if slowdown else policy["saving_at_equal_time"], signed_percent),
                 _shown(policy["time_change_at_equal_energy"], signed_percent),
                 _shown(policy["average_power_w"], lambda watts: f"{watts:.0f} W"),
                 _shown(policy["bound_j"], joules),
@@ -149,7 +161,7 @@ def print_outcomes(document: Mapping[str, Any]) -> None:
                 needs,
             ]
         )
-    grid(out, COLUMNS, rows, left=(0, 7, 8))
+    grid(out, columns, rows, left=(0, 7, 8))
     recorded = ms(document["measured"]["time_us"])
     print(f"recorded step {recorded} (measured); {document['costs']}", file=sys.stderr)
     for reason in sorted(missing):

@@ -5,7 +5,7 @@
     python tests/bench/bench_policies.py twente               saving against switching time
     python tests/bench/bench_policies.py chase                carbon against stock and against fixed choices
     python tests/bench/bench_policies.py zeus                 cost of recurring jobs against an oracle
-    python tests/bench/bench_policies.py compare              every policy on a recorded step (simulated)
+    python tests/bench/bench_policies.py compare              every policy on each committed trace (simulated)
 
 The tables are read from KAREUS_SHARED (or ../shared beside the checkout).
 """
@@ -28,19 +28,32 @@ from policies_pipelines import perseus, perseus_long
 
 
 def compare_row():
-    """The table of `kareus compare` on a recorded step, as the command prints it; figures are simulated."""
+    """The tables of `kareus compare` on every committed trace, as the command prints them; all simulated."""
     root = Path(__file__).parents[2]
-    wall, cpu = time.perf_counter(), os.times()
-    command = [sys.executable, "-m", "kareus", "compare", "traces/fsdp2-nvlink-default"]
-    command += ["--profile", "traces/profiles/h200-nvlink.json", "--json"]
-    done = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
-    spent = os.times()
-    document = json.loads(done.stdout)
-    seconds = {
-        "wall_s": time.perf_counter() - wall,
-        "cpu_s": spent.children_user + spent.children_system - cpu.children_user - cpu.children_system,
-    }
-    write("policies_compare", {"command": ["kareus", *command[3:]], "seconds": seconds, "compare": document})
+    profile = ["--profile", "traces/profiles/h200-nvlink.json"]
+    data = []
+    for trace in sorted(p.parent.name for p in root.glob("traces/*/manifest.json")):
+        for costs in ([], profile):
+            for slowdown in ("0%", "5%"):
+                words = ["compare", f"traces/{trace}", *costs, "--max-slowdown", slowdown, "--json"]
+                wall, before = time.perf_counter(), os.times()
+                done = subprocess.run(
+                    [sys.executable, "-m", "kareus", *words],
+                    cwd=root,
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
+                after = os.times()
+                cpu = after.children_user + after.children_system
+                seconds = {
+                    "wall_s": time.perf_counter() - wall,
+                    "cpu_s": cpu - before.children_user - before.children_system,
+                }
+                document = json.loads(done.stdout)
+                data.append({"command": ["kareus", *words], "seconds": seconds, "compare": document})
+                print(" ".join(words), seconds)
+    write("policies_compare", data)
 
 
 def main():

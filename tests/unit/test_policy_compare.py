@@ -118,6 +118,31 @@ def test_rows_for_the_report_carry_the_same_figures():
         assert row.runnable == policy["runnable"]
 
 
+def test_slower_plans_save_more_and_say_how_much_slower_was_allowed(capsys, monkeypatch):
+    step = compare.read_step(parse())
+    slower = compare_step(
+        step.graph, step.cost, step.traces.manifest.capabilities, max_slowdown=0.1, time_limit_s=3.0
+    )
+    stock = rows()["stock"]
+    for outcome in slower:
+        if outcome.name != "serialised":
+            assert outcome.time_us <= 1.1 * stock["time_us"]
+            assert outcome.energy_j <= rows()[outcome.name]["energy_j"] * 1.001
+    found = {o.name: o for o in slower}
+    assert found["one clock"].energy_j < 0.97 * stock["energy_j"]
+    assert found["kareus with clocks"].energy_j <= found["twente"].energy_j * 1.001
+    monkeypatch.setattr(compare, "compare_step", lambda *args, **kwargs: slower)
+    assert compare.run(parse("--max-slowdown", "10%")) == 0
+    assert "saved within +10.0 %" in capsys.readouterr().out
+    assert compare.run(parse("--max-slowdown", "10%", "--json")) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["max_slowdown"] == 0.1
+    for policy in printed["policies"]:
+        if policy["time_us"] > stock["time_us"]:
+            assert policy["saving_at_equal_time"] is None
+            assert policy["saving"] is not None
+
+
 def test_a_senseless_time_limit_is_refused():
     with pytest.raises(UsageError, match="positive number of seconds"):
         compare.run(parse("--time-limit", "-1"))
