@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,22 +13,20 @@ import numpy as np
 from kareus.errors import InputError
 from kareus.trace import kernels
 from kareus.trace.alone import alone_durations
+from kareus.trace.collectives import find_collectives, process_groups, serve_collectives
 from kareus.trace.compact import is_compact, read_compact
 from kareus.trace.grouping import group_ids, ordinals
-from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw, whole
-from kareus.trace.regions import ROLE_GATHER, ROLE_REDUCE, Regions, find_regions
-from kareus.trace.steps import find_steps
+from kareus.trace.rawtrace import CATEGORIES, RawTrace, count_by, read_raw, whole
+from kareus.trace.regions import find_regions
+from kareus.trace.steps import find_steps, step_of
 from kareus.trace.types import (
     I32,
     I64,
-    CollectiveKind,
-    CollectiveOp,
     KernelClass,
     OpFlag,
     OpKind,
     OpTable,
     Phase,
-    ProcessGroup,
     Trace,
     TraceWarning,
 )
@@ -116,14 +113,14 @@ class _Assembly:
             correlation=raw.correlation[order],
             flags=flags,
         )
-        self._serve_collectives(ops, regions)
+        serve_collectives(ops, regions, raw.names)
         steps, source = find_steps(
             ops.start_ns, ops.end_ns, ops.launch_ns, ops.kind, ops.name, raw.marks, regions.optimizer_marks
         )
         position = np.empty(len(order), np.int64)
         position[order] = np.arange(len(order))
         comm = {int(position[row]): args for row, args in raw.comm.items()}
-        collectives = self._collectives(ops, regions, rules, comm, steps)
+        collectives = find_collectives(ops, regions, rules, comm, steps)
         compute_stream = compute_stream_of(ops)
         ops = replace(ops, alone_ns=alone_durations(ops, _places(ops, steps)))
         waits = find_waits(ops, collectives, regions, raw.calls, raw.sync, compute_stream)
@@ -147,7 +144,7 @@ class _Assembly:
             steps=steps,
             steps_from=source,
             waits=waits,
-            process_groups=_groups(info),
+            process_groups=process_groups(info),
             warnings=tuple(self._all_warnings()),
         )
 
@@ -212,62 +209,6 @@ class _Assembly:
                 f"{clipped} durations ran past the next op of their stream and were cut there",
             )
         return end
-
-    def _serve_collectives(self, ops: OpTable, regions: Regions) -> None:
-        """Peer copies launched under a gather's or reduce's label carry that collective's bytes."""
-        peer = np.array(["PtoP" in n or "P2P" in n for n in self.raw.names], bool)[ops.name]
-        serves = (ops.kind == OpKind.COPY) & peer & np.isin(regions.role, (ROLE_GATHER, ROLE_REDUCE))
-        ops.flags[serves] |= OpFlag.SERVES_COLLECTIVE
-        ops.kind[serves] = OpKind.COLLECTIVE
-        ops.kernel_class[serves] = KernelClass.COMMUNICATION
-
-    def _collectives(
-        self,
-        ops: OpTable,
-        regions: Regions,
-        rules: list[kernels.Rule],
-        comm: dict[int, CommArgs],
-        steps: tuple[tuple[int, int], ...],
-    ) -> list[CollectiveOp]:
-        found: list[CollectiveOp] = []
-        counts: dict[tuple[Any, ...], int] = {}
-        step_of = _step_of(ops.start_ns, steps)
-        # Issue order, not start order: ordinals must be the same on every rank.
-        rows = np.flatnonzero(ops.kind == OpKind.COLLECTIVE)
-        rows = rows[
-            np.lexsort(
-                (
-                    ops.start_ns[rows],
-                    np.where(ops.launch_ns[rows] < 0, ops.start_ns[rows], ops.launch_ns[rows]),
-                )
-            )
-        ]
-        for row in rows:
-            op = int(row)
-            served = bool(ops.flags[op] & OpFlag.SERVES_COLLECTIVE)
-            kind = rules[int(ops.name[op])].collective or CollectiveKind.OTHER
-            if served:
-                kind = (
-                    CollectiveKind.ALL_GATHER
-                    if regions.role[op] == ROLE_GATHER
-                    else CollectiveKind.REDUCE_SCATTER
-                )
-            args = comm.get(op)
-            if args is not None:
-                kind = kernels.COLLECTIVE_NAMES.get(args.collective.lower(), kind)
-            phase, step = Phase(int(ops.phase[op])), int(step_of[op])
-            unit = regions.units[ops.unit[op]] if ops.unit[op] >= 0 else ""
-            if not regions.has_fsdp and kind == CollectiveKind.ALL_REDUCE and phase == Phase.BACKWARD:
-                number = counts[step, "bucket"] = counts.get((step, "bucket"), -1) + 1
-                unit = f"bucket.{number}"
-            ordinal = counts[step, kind, unit, phase] = counts.get((step, kind, unit, phase), -1) + 1
-            ops.collective[op] = len(found)
-            collective = _describe(
-                kind, args, unit, phase, ordinal, int(ops.grid[op]), served, int(ops.num_bytes[op])
-            )
-            ops.num_bytes[op] = collective.num_bytes
-            found.append(collective)
-        return found
 
     def _rank(self) -> tuple[int, int]:
         info = self.raw.distributed
@@ -340,63 +281,6 @@ class _Assembly:
         return self.warnings
 
 
-def _describe(
-    kind: CollectiveKind,
-    args: CommArgs | None,
-    unit: str,
-    phase: Phase,
-    ordinal: int,
-    grid: int,
-    served: bool,
-    copied: int,
-) -> CollectiveOp:
-    dtype, width = kernels.dtype_of(args.dtype) if args else ("", 0)
-    numel = max(args.in_elements, args.out_elements) if args else 0
-    return CollectiveOp(
-        kind=kind,
-        num_bytes=numel * width or copied,
-        dtype=dtype,
-        group=_ranks(args.group_ranks) if args else (),
-        group_name=args.group_name if args else "",
-        sequence=args.sequence if args else -1,
-        num_ctas=0 if served else grid,
-        unit=unit,
-        phase=phase,
-        ordinal=ordinal,
-        path="copy_engine" if served else "nccl",
-        numel=numel,
-    )
-
-
-def _ranks(text: str) -> tuple[int, ...]:
-    """Ranks out of "[0, 1]"; () where the list was shortened with an ellipsis or is none."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return ()
-    return (
-        tuple(int(v) for v in value)
-        if isinstance(value, list) and all(isinstance(v, int) for v in value)
-        else ()
-    )
-
-
-def _groups(info: dict[str, Any]) -> tuple[ProcessGroup, ...]:
-    groups = info.get("pg_config")
-    groups = list(groups.values()) if isinstance(groups, dict) else groups
-    return tuple(
-        ProcessGroup(
-            name=str(g.get("pg_name", "")),
-            ranks=tuple(r for r in g["ranks"] if isinstance(r, int))
-            if isinstance(g.get("ranks"), list)
-            else (),
-            description=str(g.get("pg_desc", "")),
-        )
-        for g in (groups if isinstance(groups, list) else ())
-        if isinstance(g, dict)
-    )
-
-
 def _fill(phase: np.ndarray, stream: I64, launch: I64) -> np.ndarray:
     """Ops without a launch take the phase of the op before them on their stream."""
     phase = phase.copy()
@@ -409,23 +293,15 @@ def _fill(phase: np.ndarray, stream: I64, launch: I64) -> np.ndarray:
     return phase
 
 
-def _step_of(start_ns: I64, steps: tuple[tuple[int, int], ...]) -> I64:
-    """Index of the step each op starts in, -1 outside."""
-    index = np.full(len(start_ns), -1, np.int64)
-    for number, (first, last) in enumerate(steps):
-        index[(start_ns >= first) & (start_ns < last)] = number
-    return index
-
-
 def _places(ops: OpTable, steps: tuple[tuple[int, int], ...]) -> I32:
     """An id for "the same kernel of another unit or step": name, grid, phase and its ordinal in the unit."""
-    step_of = _step_of(ops.start_ns, steps)
+    step_index = step_of(ops.start_ns, steps)
     place = np.full(len(ops), -1, np.int32)
-    rows = np.flatnonzero((ops.kind != int(OpKind.COLLECTIVE)) & (step_of >= 0))
+    rows = np.flatnonzero((ops.kind != int(OpKind.COLLECTIVE)) & (step_index >= 0))
     if len(rows) == 0:
         return place
     what = group_ids(ops.name[rows], ops.grid[rows], ops.phase[rows], ops.stream[rows])
-    ordinal = ordinals(group_ids(step_of[rows], ops.unit[rows], what))
+    ordinal = ordinals(group_ids(step_index[rows], ops.unit[rows], what))
     # The root runs other layers than the blocks do. Without units the ordinal runs through the whole step,
     # and only other steps are the same place.
     root = ops.unit[rows] == 0

@@ -119,3 +119,11 @@ def _period(sequence: I32) -> int:
             if len(np.unique(inner)) > 1:
                 return period
     return 0
+
+
+def step_of(start_ns: I64, steps: tuple[tuple[int, int], ...]) -> I64:
+    """Index of the step each op starts in, -1 outside."""
+    index = np.full(len(start_ns), -1, np.int64)
+    for number, (first, last) in enumerate(steps):
+        index[(start_ns >= first) & (start_ns < last)] = number
+    return index

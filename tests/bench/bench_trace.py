@@ -5,6 +5,7 @@
     speed   FILE MB       the file's events repeated to MB megabytes (time and ids shifted), then read by us,
                           by json.loads, and by HolisticTraceAnalysis with `--hta PYTHON` that has it
     memory  FILE MB       the same as .json.gz, ours only, peak memory
+    ranks   FILE COUNT    the file as COUNT ranks of one job, all read and aligned, ours only, peak memory
 
 Each reader runs in a process of its own; peak memory is that process's (or its largest child's). CPU
 seconds include children and matter where the machine is shared. Results go to tests/bench/results.
@@ -30,6 +31,12 @@ import msgspec
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 
+ALIGN = """
+alignment = traces.alignment
+print(json.dumps({"seconds": time.perf_counter() - began, "ranks": len(traces.ranks),
+                  "matched": len(alignment.collectives), "cpu_seconds": time.process_time(),
+                  "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+"""
 OURS = """
 import json, resource, sys, time
 began = time.perf_counter()
@@ -74,7 +81,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("replay", "speed", "memory"))
+    parser.add_argument("what", choices=("replay", "speed", "memory", "ranks"))
     parser.add_argument("source", nargs="+")
     parser.add_argument("--hta", help="Python interpreter that has HolisticTraceAnalysis or traceinsight")
     parser.add_argument("--runs", type=int, default=2, help="runs of each reader; the fastest counts")
@@ -84,7 +91,10 @@ def main() -> None:
         return
     source, megabytes = Path(args.source[0]), int(args.source[1])
     with tempfile.TemporaryDirectory() as folder:
-        if source.is_dir() and megabytes == 0:
+        if args.what == "ranks":
+            path, count = Path(folder), int(args.source[1])
+            size = as_ranks(source, path, count)
+        elif source.is_dir() and megabytes == 0:
             path, size = source, sum(p.stat().st_size for p in source.glob("*.json*"))
         elif source.is_dir():
             path, files = Path(folder), sorted(source.glob("rank*.json*"))
@@ -95,7 +105,7 @@ def main() -> None:
         else:
             path = Path(folder) / ("rank0.json.gz" if args.what == "memory" else "rank0.json")
             size = repeat(source, path, megabytes << 20)
-        readers = {"kareus": (sys.executable, OURS)}
+        readers = {"kareus": (sys.executable, OURS + ALIGN if args.what == "ranks" else OURS)}
         if args.what == "speed" and not source.is_dir():
             readers["json.loads"] = (sys.executable, JSON)
         if args.hta:
@@ -164,6 +174,21 @@ def repeat(source: Path, target: Path, size: int) -> int:
             written += len(chunk)
             copy += 1
         file.write(b"\n]}")
+    return written
+
+
+def as_ranks(source: Path, folder: Path, count: int) -> int:
+    """Write a rank's file once for every rank of a job of `count`; return the bytes of all."""
+    data = source.read_bytes()
+    document = msgspec.json.decode(gzip.decompress(data) if source.suffix == ".gz" else data)
+    events = msgspec.json.encode(document.pop("traceEvents"))
+    written = 0
+    for rank in range(count):
+        document["distributedInfo"] = {**document["distributedInfo"], "rank": rank, "world_size": count}
+        head = json.dumps(document).encode()
+        path = folder / f"rank{rank}.json.gz"
+        path.write_bytes(gzip.compress(head[:-1] + b',"traceEvents":' + events + b"}", 1))
+        written += path.stat().st_size
     return written
 
 
