@@ -8,6 +8,7 @@ Parts run one after another; every rank appends one JSON line a part to FOLDER/r
 from __future__ import annotations
 
 import datetime
+import faulthandler
 import json
 import os
 import random
@@ -183,6 +184,7 @@ def note(rank: int, restart: int, result: Any, folder: str) -> None:
 def main() -> None:
     folder, parts = sys.argv[1], json.loads(sys.argv[2])
     timeout_s = float(os.environ.get("NODE_JOB_TIMEOUT_S", "60"))
+    faulthandler.register(signal.SIGUSR1)  # kill -USR1 shows where a rank hangs
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=timeout_s))
     # A launcher whose own worker was well counts no restart: the highest count is the attempt's number.
