@@ -43,16 +43,22 @@ def small() -> dict[str, Any]:
     return content
 
 
+def some(rng: random.Random, content: dict[str, Any], count: int) -> list[dict[str, Any]]:
+    """Choose events, all where another mutation has left fewer."""
+    events = content["traceEvents"]
+    return rng.sample(events, min(count, len(events)))
+
+
 def change_value(rng: random.Random, content: dict[str, Any]) -> None:
     """Put nonsense into a field of some events, or into their arguments."""
-    for event in rng.sample(content["traceEvents"], rng.choice((1, 3, 50))):
+    for event in some(rng, content, rng.choice((1, 3, 50))):
         where = event if rng.random() < 0.5 or not event.get("args") else event["args"]
         where[rng.choice(list(where))] = rng.choice(VALUES)
 
 
 def remove_field(rng: random.Random, content: dict[str, Any]) -> None:
     """Take a field from some events."""
-    for event in rng.sample(content["traceEvents"], rng.choice((1, 20))):
+    for event in some(rng, content, rng.choice((1, 20))):
         where = event if rng.random() < 0.5 or not event.get("args") else event["args"]
         del where[rng.choice(list(where))]
 
@@ -66,7 +72,7 @@ def change_header(rng: random.Random, content: dict[str, Any]) -> None:
 
 def change_times(rng: random.Random, content: dict[str, Any]) -> None:
     """Shift, scale or scramble times of some events."""
-    for event in rng.sample(content["traceEvents"], rng.choice((1, 30))):
+    for event in some(rng, content, rng.choice((1, 30))):
         key = rng.choice(("ts", "dur"))
         if isinstance(event.get(key), float):
             event[key] = rng.choice((-event[key], event[key] * 1e6, 0, event[key] + 1e5, rng.random() * 1e9))
