@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import random
 import statistics
 import sys
 import time
@@ -110,19 +111,34 @@ def energy_window(gpu: Gpu, gemms: Gemms, seconds: float) -> dict[str, object]:
     }  # fmt: skip
 
 
-def step_with_and_without(gpu: Gpu, gemms: Gemms, blocks: int = 12) -> dict[str, object]:
-    """Steps of GEMMs, blocks with the sampler and without it in turn."""
-    plain: list[float] = []
-    sampled: list[float] = []
+def step_with_and_without(gpu: Gpu, gemms: Gemms, pairs: int = 40, steps: int = 12) -> dict[str, object]:
+    """Steps of GEMMs, blocks with the sampler and without it in turn.
+
+    One sampler lives through a whole training, so each block waits until its own has settled on a period.
+    The interval is a bootstrap over pairs of neighbouring blocks.
+    """
+    plain: list[list[float]] = []
+    sampled: list[list[float]] = []
+    period_s = 0.0
     gemms.run(2.0)
-    for block in range(blocks):
+    for block in range(2 * pairs):
+        with_sampler = block % 4 in (1, 2)  # plain, sampled, sampled, plain: a drift cancels
         sampler = Sampler(gpu, 0.05)
-        if block % 2:
+        if with_sampler:
             sampler.start()
-        (sampled if block % 2 else plain).extend(gemms.step() for _ in range(10))
+        gemms.run(0.5)
+        (sampled if with_sampler else plain).append([gemms.step() for _ in range(steps)])
         sampler.stop()
-    ratio = statistics.median(sampled) / statistics.median(plain)
-    return {"plain_s": plain, "sampled_s": sampled, "ratio_of_medians": ratio}
+        period_s = sampler.period_s if with_sampler else period_s
+    ratios = [
+        statistics.fmean(one) / statistics.fmean(other) for one, other in zip(sampled, plain, strict=True)
+    ]
+    draw = random.Random(0)
+    means = sorted(statistics.fmean(draw.choices(ratios, k=pairs)) for _ in range(2000))
+    return {
+        "plain_s": plain, "sampled_s": sampled, "period_s": period_s, "mean_ratio": statistics.fmean(ratios),
+        "median_ratio": statistics.median(ratios), "mean_ratio_95": [means[49], means[1949]],
+    }  # fmt: skip
 
 
 def main() -> int:
