@@ -40,7 +40,7 @@ def calibrated(cost: CostModel, graph: StepGraph) -> CostModel:
     clocks = np.full(len(graph.ops), cost["reference_clock_mhz"])
     for _ in range(ROUNDS):
         played = play([graph], [tasks], cost, [clocks])
-        factors = {**_contention(graph, tasks, played), **_bandwidth(graph, played)}
+        factors = {**_contention(graph, tasks, played), **_bandwidth(cost, graph, played)}
         if all(abs(factor - 1) < 0.005 for factor in factors.values()):
             break
         cost = _scaled(cost, factors, f"scaled to rank {graph.rank} step {graph.index}")
@@ -63,7 +63,7 @@ def _contention(graph: StepGraph, tasks: Layout, played: Played) -> dict[str, fl
     return factors
 
 
-def _bandwidth(graph: StepGraph, played: Played) -> dict[str, float]:
+def _bandwidth(cost: CostModel, graph: StepGraph, played: Played) -> dict[str, float]:
     """Simulated over recorded duration of each kind (median), as factors of its bandwidth."""
     rows: I64 = np.flatnonzero(graph.ops.kind == OpKind.COLLECTIVE)
     kinds = np.array([graph.collectives[int(graph.ops.collective[op])].kind for op in rows])
@@ -74,9 +74,12 @@ def _bandwidth(graph: StepGraph, played: Played) -> dict[str, float]:
         chosen = (kinds == kind) & (recorded > 0)
         if chosen.any():
             factor = float(np.clip(np.median(simulated[chosen] / recorded[chosen]), 1 / MOST, MOST))
-            # Far slower than modelled is another link: what one thread block can move stays as it is.
-            moved = ("gb_per_s",) if factor < OTHER_LINK else ("gb_per_s", "gb_per_s_per_cta")
-            factors |= {f"{kind_name(kind)}.{q}": factor for q in moved}
+            name = kind_name(kind)
+            if factor < OTHER_LINK:  # another link: what one thread block can move stays as it is
+                factors[f"{name}.gb_per_s"] = factor
+            elif cost.constants[f"{name}.gb_per_s"].source != "fitted":
+                factors |= {f"{name}.{q}": factor for q in ("gb_per_s", "gb_per_s_per_cta")}
+            # Else the profile measured this link by itself, which a recording beside compute cannot better.
     return factors
 
 
