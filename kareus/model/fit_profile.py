@@ -107,7 +107,7 @@ def _other_names(cost: CostModel, samples: Sequence[Sample]) -> dict[str, float]
             copies |= 0 in sample.step.num_ctas.values()
     names = dict(_GLOBAL_SD)
     names |= {f"{c}.{q}": sd for c in sorted(classes) for q, sd in _BESIDE_SD.items()}
-    names |= {f"{k}.{q}": sd for k in sorted(kinds) for q, sd in _KIND_SD.items()}
+    names |= {f"{k}.{q}": sd for k in sorted(kinds) for q, sd in (*_KIND_SD.items(), *_LINK_SD.items())}
     if copies:
         names |= {f"copy_engine.{q}": sd for q, sd in _COPY_SD.items()}
     return {name: sd for name, sd in names.items() if cost[name] > 0}

@@ -15,7 +15,7 @@ from kareus.model.fit_profile import fit_profile
 from kareus.model.profile import Profile, StoredFit
 
 # Raise when a change to the model or its fit moves constants: stored fits are then made anew.
-MODEL_VERSION = 2
+MODEL_VERSION = 3
 
 
 def fit_digest(profile: Profile) -> str:
