@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
+import sys
+from pathlib import Path
 
-from kareus.trace.types import (
-    CollectiveKind,
-    CollectiveOp,
-    EdgeKind,
-    KernelClass,
-    OpKind,
-    OpTable,
-    Phase,
-    Provenance,
-    StepGraph,
-)
+sys.path.insert(0, str(Path(__file__).parents[1]))  # run as a script: what tests share lies one folder up
 
-MAIN, GATHER, REDUCE = 7, 22, 23
+from made_up_graph import MAIN, MadeUpOp, made_up_graph
+
+from kareus.trace.types import CollectiveKind, CollectiveOp, KernelClass, OpKind, Phase, StepGraph
+
+GATHER, REDUCE = 22, 23
 # kernels of a block: class and duration in us, forward; backward takes each GEMM and attention twice
 BLOCK = (
     [(KernelClass.MEMORY, 60.0)] * 3
@@ -41,7 +36,18 @@ def deep_step(layers: int, rank: int = 0, world_size: int = 1) -> StepGraph:
     last_of: dict[int, int] = {}
 
     def add(stream, kind, kernel_class, phase, unit, begin, us, collective=-1):
-        rows.append((begin, begin + us, stream, kind, kernel_class, phase, unit, collective))
+        rows.append(
+            MadeUpOp(
+                start_us=begin,
+                end_us=begin + us,
+                stream=stream,
+                kind=kind,
+                kernel_class=kernel_class,
+                phase=phase,
+                unit=unit,
+                collective=collective,
+            )
+        )
         last_of[stream] = len(rows) - 1
         return len(rows) - 1
 
@@ -60,7 +66,7 @@ def deep_step(layers: int, rank: int = 0, world_size: int = 1) -> StepGraph:
             )
         )
         previous = last_of.get(stream)
-        begin = max(begin, rows[previous][1] if previous is not None else 0.0)
+        begin = max(begin, rows[previous].end_us if previous is not None else 0.0)
         found = add(
             stream, OpKind.COLLECTIVE, KernelClass.COMMUNICATION, phase, layer, begin, us, len(members) - 1
         )
@@ -77,7 +83,7 @@ def deep_step(layers: int, rank: int = 0, world_size: int = 1) -> StepGraph:
                 if ahead < layers and sequence[ahead] not in gathers:
                     gather = communicate(CollectiveKind.ALL_GATHER, phase, sequence[ahead], now, GATHER_US)
                     gathers[sequence[ahead]] = gather
-            now = max(now, rows[gathers[layer]][1])
+            now = max(now, rows[gathers[layer]].end_us)
             for order, (kernel_class, us) in enumerate(kernels):
                 before = last_of.get(MAIN)
                 op = add(MAIN, OpKind.COMPUTE, kernel_class, phase, layer, now, us)
@@ -90,54 +96,11 @@ def deep_step(layers: int, rank: int = 0, world_size: int = 1) -> StepGraph:
                 edges.append(
                     (before, communicate(CollectiveKind.REDUCE_SCATTER, phase, layer, now, REDUCE_US))
                 )
-    return _graph(rows, edges, members, layers, rank, world_size)
-
-
-def _graph(rows, edges, members, layers, rank, world_size):
-    order = sorted(range(len(rows)), key=lambda i: (rows[i][0], i))
-    place = {old: new for new, old in enumerate(order)}
-    columns = list(zip(*(rows[i] for i in order), strict=True))
-    start, end = (np.round(np.array(c) * 1e3).astype(np.int64) for c in columns[:2])
-    n = len(rows)
-    unknown = np.full(n, -1, np.int64)
-    table = OpTable(
-        start_ns=start,
-        end_ns=end,
-        stream=np.array(columns[2], np.int64),
-        kind=np.array(columns[3], np.int8),
-        kernel_class=np.array(columns[4], np.int8),
-        phase=np.array(columns[5], np.int8),
-        name=np.zeros(n, np.int32),
-        launch_ns=unknown,
-        launch_thread=unknown,
-        grid=np.full(n, 1000, np.int32),
-        block=np.full(n, 256, np.int32),
-        num_bytes=np.zeros(n, np.int64),
-        unit=np.array(columns[6], np.int32),
-        module=np.full(n, -1, np.int32),
-        collective=np.array(columns[7], np.int32),
-        alone_ns=end - start,
-        correlation=unknown,
-        flags=np.zeros(n, np.int32),
-    )
-    pairs = np.array([(place[a], place[b]) for a, b in edges], np.int64)
-    return StepGraph(
+    return made_up_graph(
+        rows,
+        edges,
+        members,
         rank=rank,
         world_size=world_size,
-        num_sms=132,
-        gpu="NVIDIA H200",
-        index=0,
-        start_ns=0,
-        end_ns=int(end.max()),
-        ops=table,
-        collectives=tuple(members),
-        names=("kernel",),
         units=tuple(f"blocks.{i}" for i in range(layers)),
-        modules=(),
-        edges=pairs,
-        edge_kind=np.full(len(pairs), EdgeKind.STREAM, np.int8),
-        edge_provenance=np.full(len(pairs), Provenance.TRACED, np.int8),
-        host_delay_ns=np.zeros(n, np.int64),
-        compute_stream=MAIN,
-        wrapper="fsdp2",
     )

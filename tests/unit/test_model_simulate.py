@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from made_up_graph import MAIN, MadeUpOp, made_up_graph
 
 from kareus.errors import InputError
 from kareus.model.cost import CostModel
@@ -9,20 +10,10 @@ from kareus.model.simulate import simulate
 from kareus.model.span_cost import evaluate
 from kareus.model.span_work import SpanConfigs, SpanWork
 from kareus.schedule import ClockRegion, CollectiveKey, Decision, Fingerprint, Path, Schedule
-from kareus.trace.types import (
-    CollectiveKind,
-    CollectiveOp,
-    EdgeKind,
-    KernelClass,
-    OpKind,
-    OpTable,
-    Phase,
-    Provenance,
-    StepGraph,
-)
+from kareus.trace.types import CollectiveKind, CollectiveOp, KernelClass, OpKind, Phase, StepGraph
 
 NO_LIMIT = CostModel.assumed("NVIDIA H200", 132).with_values({"power_limit_w": 5000.0})
-MAIN, SIDE = 7, 22
+SIDE = 22
 
 
 def step(
@@ -36,70 +27,30 @@ def step(
 ) -> StepGraph:
     """GEMMs back to back, and one all-gather on another stream that the GEMM `consumer` waits for."""
     starts = delay_us + np.concatenate([[0], np.cumsum(compute_us)[:-1]])
-    rows = [
-        (s, s + d, MAIN, OpKind.COMPUTE, KernelClass.GEMM, -1)
+    ops = [
+        MadeUpOp(start_us=s, end_us=s + d, stream=MAIN, kind=OpKind.COMPUTE, kernel_class=KernelClass.GEMM)
         for s, d in zip(starts, compute_us, strict=True)
     ]
     begin = delay_us + gather_start_us
-    rows.append((begin, begin + 500, SIDE, OpKind.COLLECTIVE, KernelClass.COMMUNICATION, 0))
-    order = sorted(range(len(rows)), key=lambda i: (rows[i][0], i))
-    place = {old: new for new, old in enumerate(order)}
-    rows = [rows[i] for i in order]
-    n = len(rows)
-    start = np.array([round(r[0] * 1e3) for r in rows], np.int64)
-    end = np.array([round(r[1] * 1e3) for r in rows], np.int64)
-    table = OpTable(
-        start_ns=start,
-        end_ns=end,
-        stream=np.array([r[2] for r in rows], np.int64),
-        kind=np.array([r[3] for r in rows], np.int8),
-        kernel_class=np.array([r[4] for r in rows], np.int8),
-        phase=np.full(n, Phase.FORWARD, np.int8),
-        name=np.zeros(n, np.int32),
-        launch_ns=np.full(n, -1, np.int64),
-        launch_thread=np.full(n, -1, np.int64),
-        grid=np.full(n, 1000, np.int32),
-        block=np.full(n, 128, np.int32),
-        num_bytes=np.zeros(n, np.int64),
-        unit=np.zeros(n, np.int32),
-        module=np.full(n, -1, np.int32),
-        collective=np.array([r[5] for r in rows], np.int32),
-        alone_ns=end - start,
-        correlation=np.full(n, -1, np.int64),
-        flags=np.zeros(n, np.int32),
+    gather = MadeUpOp(
+        start_us=begin,
+        end_us=begin + 500,
+        stream=SIDE,
+        kind=OpKind.COLLECTIVE,
+        kernel_class=KernelClass.COMMUNICATION,
+        collective=0,
     )
-    pairs = [(place[i], place[i + 1]) for i in range(len(compute_us) - 1)]
-    pairs += [(place[len(compute_us)], place[consumer]), *edges]
-    return StepGraph(
-        rank=rank,
-        world_size=2,
-        num_sms=132,
-        gpu="NVIDIA H200",
-        index=0,
-        start_ns=0,
-        end_ns=int(end.max()),
-        ops=table,
-        collectives=(
-            CollectiveOp(
-                kind=CollectiveKind.ALL_GATHER,
-                num_bytes=num_bytes,
-                group=(0, 1),
-                group_name="1",
-                num_ctas=24,
-                unit="blocks.1",
-                phase=Phase.FORWARD,
-            ),
-        ),
-        names=("kernel",),
-        units=("blocks.1",),
-        modules=(),
-        edges=np.array(pairs, np.int64),
-        edge_kind=np.full(len(pairs), EdgeKind.STREAM, np.int8),
-        edge_provenance=np.full(len(pairs), Provenance.TRACED, np.int8),
-        host_delay_ns=np.zeros(n, np.int64),
-        compute_stream=MAIN,
-        wrapper="fsdp2",
+    member = CollectiveOp(
+        kind=CollectiveKind.ALL_GATHER,
+        num_bytes=num_bytes,
+        group=(0, 1),
+        group_name="1",
+        num_ctas=24,
+        unit="blocks.1",
+        phase=Phase.FORWARD,
     )
+    waits = [(i, i + 1) for i in range(len(ops) - 1)] + [(len(ops), consumer), *edges]
+    return made_up_graph([*ops, gather], waits, [member], rank=rank, world_size=2, units=("blocks.1",))
 
 
 KEY = CollectiveKey(kind="all_gather", unit="blocks.1", phase="forward")
