@@ -76,7 +76,7 @@ def test_power_limits_by_each_rule(tmp_path: Path, capsys: Capture) -> None:
         for rule in ("cost", "energy", "time", "slowdown")
     }
     assert chosen == {"cost": 200, "energy": 100, "time": 300, "slowdown": 200}
-    assert printed(capsys, "power-limit", log)["gpus"] == 2
+    assert printed(capsys, "power-limit", log)["jobs"][0]["gpus"] == 2
     assert refused(capsys, "power-limit", log, "--eta", "2")[0] == 2
     assert refused(capsys, "power-limit", file(tmp_path, "a.csv", FRONTIER))[0] == 3
 

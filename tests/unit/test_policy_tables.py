@@ -24,7 +24,7 @@ def test_power_tables_are_grouped_by_job(tmp_path: Path) -> None:
     first = groups["d n b8 adam"]
     assert [(c.power_limit_w, c.time_s, c.energy_j) for c in first] == [(250, 10, 2000), (200, 12, 1800)]
     assert [p.label for p in read_points(path)["d n b8 adam"]] == ["250 W", "200 W"]
-    assert num_gpus(path) == 1
+    assert num_gpus(path) == {"d n b8 adam": 1, "d n b16 adam": 1}
 
 
 def test_logs_sum_up_their_gpus(tmp_path: Path) -> None:
@@ -33,16 +33,20 @@ def test_logs_sum_up_their_gpus(tmp_path: Path) -> None:
     )
     (cost,) = read_limits(path)[""]
     assert (cost.power_limit_w, cost.time_s, cost.energy_j) == (175, 2.0, 210.0)
-    assert num_gpus(path) == 2
+    assert num_gpus(path) == {"": 2}
 
 
 def test_pipelines_with_one_limit_are_read_and_others_refused(tmp_path: Path) -> None:
     head = "model_name,power_limit_0,power_limit_1,time,energy\n"
     path = table(tmp_path, head + "bert,300,300,6,7000\n")
     assert [c.power_limit_w for c in read_limits(path)["bert"]] == [300]
-    assert num_gpus(path) == 2
-    with pytest.raises(InputError, match="one limit for all stages"):
+    assert num_gpus(path) == {"bert": 2}
+    with pytest.raises(InputError, match="one power limit for all stages, found 300/225 W"):
         read_limits(table(tmp_path, head + "bert,300,225,6,7000\n"))
+    apart = read_points(table(tmp_path, head + "bert,300,225,6,7000\nbert,300,0.0,9,5000\n"))["bert"]
+    assert [p.label for p in apart] == ["300/225 W", "300 W"]
+    with pytest.raises(InputError, match="of single ranks"):
+        read_points(table(tmp_path, "rank,time_s,energy_j\n0,1,2\n"))
 
 
 def test_points_have_any_of_the_known_names(tmp_path: Path) -> None:

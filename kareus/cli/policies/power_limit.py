@@ -37,7 +37,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--max-power-w", type=float, metavar="W",
                         help="highest limit of one GPU (default: the table's)")  # fmt: skip
     parser.add_argument("--gpus", type=int, metavar="N",
-                        help="GPUs whose energy the table sums up (default: the log's columns, or 1)")  # fmt: skip
+                        help="GPUs whose energy the table sums up (default: as the table says, or 1)")  # fmt: skip
     parser.add_argument(
         "--max-slowdown", type=float, default=10.0, metavar="PERCENT", help="for slowdown (default 10)"
     )
@@ -55,27 +55,29 @@ def run(args: argparse.Namespace) -> int:
     groups = read_limits(args.file)
     if args.job is not None:
         groups = dict([only(groups, args.job, args.file)])
-    gpus = args.gpus or num_gpus(args.file)
+    counts = num_gpus(args.file)
     found = []
     for group, costs in groups.items():
         top = max(costs, key=lambda c: c.power_limit_w)
+        gpus = args.gpus or counts[group]
         rule = _rule(args, args.max_power_w or top.power_limit_w, gpus)
-        found.append((group, top, rule(costs), len(costs)))
+        found.append((group, gpus, top, rule(costs), len(costs)))
     document = {
         "schema": "kareus.power_limit_choice/1",
         "rule": args.rule,
-        "gpus": gpus,
         "jobs": [
-            {"job": group, "limits": count, "chosen": _figures(chosen), "highest": _figures(top)}
-            for group, top, chosen, count in found
+            {
+                "job": group, "gpus": gpus, "limits": count, "chosen": _figures(chosen), "highest": _figures(top),
+            }
+            for group, gpus, top, chosen, count in found
         ],
-    }
+    }  # fmt: skip
     rows = [
         [
             group or args.file, f"{chosen.power_limit_w} W", seconds(chosen.time_s),
             against(top.time_s, chosen.time_s), energy(chosen.energy_j), against(top.energy_j, chosen.energy_j),
         ]
-        for group, top, chosen, _ in found
+        for group, _, top, chosen, _ in found
     ]  # fmt: skip
     show(document, args.json, ("job", "limit", "time", "change", "energy", "change"), rows,
          ["changes are against the highest limit of each job"])  # fmt: skip

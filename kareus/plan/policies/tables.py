@@ -3,7 +3,8 @@
     points        columns time (s) and energy (J), or time_s and energy_j: frontiers and measured plans
     power table   power_limit (W), time_per_epoch (s), average_power (W); one group per job and batch size
     power log     window_name ending in _WATTS, elapsed_time (s), gpuN_energy (J): a recorded search
-    pipeline      power_limit_0 ... (W), equal on all stages, with time and energy
+    pipeline      power_limit_0 ... (W), one per stage (0 or empty: no such stage), with time and energy of all
+                  GPUs; a point like any other, and a power limit's cost where all stages have the same one
     kernels       mem_mhz, core_mhz, changes in percent against auto_time_ms and auto_energy_j
 
 The kind is told by the header, never by the file's name.
@@ -59,7 +60,7 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[Point, ...]]:
         InputError: unreadable, no known columns, or a figure that makes no sense.
     """
     rows = _rows(path)
-    if _limit_reader(rows[0]) is not None:
+    if "power_limit_0" not in rows[0] and _limit_reader(rows[0]) is not None:
         return {
             group: tuple(
                 Point(label=f"{c.power_limit_w} W", time_s=c.time_s, energy_j=c.energy_j) for c in costs
@@ -74,10 +75,15 @@ def read_points(path: str | os.PathLike[str]) -> dict[str, tuple[Point, ...]]:
         raise InputError(
             f"{path}: a profile of pipeline stages is no list of points; plan its pipeline first"
         )
+    if "rank" in rows[0]:
+        raise InputError(
+            f"{path}: expected times and energies of the whole job, found those of single ranks; take the longest "
+            "time and the sum of the energies over ranks first"
+        )
     groups: dict[str, list[Point]] = {}
     for number, row in enumerate(rows, 1):
         point = Point(
-            label=f"row {number}",
+            label=_limits_label(_stage_limits_w(row, path, number)) or f"row {number}",
             time_s=_figure(row, times[0], path, number),
             energy_j=_figure(row, energies[0], path, number),
         )
@@ -100,11 +106,26 @@ def read_limits(path: str | os.PathLike[str]) -> Groups:
     return _grouped(rows, path)
 
 
-def num_gpus(path: str | os.PathLike[str]) -> int:
-    """GPUs whose energy a power log or pipeline table sums up; 1 where it does not say."""
-    first = _rows(path)[0]
-    count = sum(name.startswith("gpu") and name.endswith("_energy") for name in first)
-    return count or sum(name.startswith("power_limit_") for name in first) or 1
+def num_gpus(path: str | os.PathLike[str]) -> dict[str, int]:
+    """GPUs whose energy each job of a table sums up; 1 where it does not say.
+
+    A log has a column per GPU. A pipeline has dp x tp x pp GPUs where it gives these degrees, else one a stage.
+
+    Raises:
+        InputError: unreadable, or a degree or limit that is no number.
+    """
+    found: dict[str, int] = {}
+    for number, row in enumerate(_rows(path), 1):
+        group = _group(row)
+        if group in found:
+            continue
+        if {"dp", "tp", "pp"} <= set(row):
+            count = math.prod(round(_figure(row, degree, path, number)) for degree in ("dp", "tp", "pp"))
+        else:
+            logged = sum(name.startswith("gpu") and name.endswith("_energy") for name in row)
+            count = logged or len(_stage_limits_w(row, path, number))
+        found[group] = max(count, 1)
+    return found
 
 
 def read_kernels(path: str | os.PathLike[str]) -> tuple[list[Kernel], list[int]]:
@@ -198,14 +219,33 @@ def _window(row: Row, path: str | os.PathLike[str], number: int) -> LimitCost:
 
 
 def _iteration(row: Row, path: str | os.PathLike[str], number: int) -> LimitCost:
-    limits = {float(v) for k, v in row.items() if k.startswith("power_limit_") and v}
-    if len(limits) > 1:
-        raise InputError(f"{path}, row {number}: expected one limit for all stages, found {sorted(limits)} W")
+    limits = _stage_limits_w(row, path, number)
+    if len(set(limits)) != 1:
+        raise InputError(
+            f"{path}, row {number}: expected one power limit for all stages, found {_limits_label(limits)}; "
+            "the table can still be read as points (kareus policies points)"
+        )
     return LimitCost(
-        power_limit_w=round(_figure(row, "power_limit_0", path, number)),
+        power_limit_w=round(limits[0]),
         time_s=_figure(row, "time", path, number),
         energy_j=_figure(row, "energy", path, number),
     )
+
+
+def _stage_limits_w(row: Row, path: str | os.PathLike[str], number: int) -> list[float]:
+    """Limits of the stages in order; published tables pad jobs of fewer stages with 0 or nothing."""
+    columns = [name for name in row if name.startswith("power_limit_") and name[12:].isdecimal()]
+    columns.sort(key=lambda name: int(name[12:]))
+    used = [name for name in columns if row[name] not in ("", None, "0", "0.0")]
+    return [_figure(row, name, path, number) for name in used]
+
+
+def _limits_label(limits_w: Sequence[float]) -> str:
+    """ "300 W" or "300/225/200 W"; "" without limits."""
+    if not limits_w:
+        return ""
+    shown = [f"{limit:g}" for limit in limits_w]
+    return f"{shown[0] if len(set(shown)) == 1 else '/'.join(shown)} W"
 
 
 def _grouped(rows: Sequence[Row], path: str | os.PathLike[str]) -> Groups:
