@@ -49,17 +49,23 @@ def some(rng: random.Random, content: dict[str, Any], count: int) -> list[dict[s
     return rng.sample(events, min(count, len(events)))
 
 
+def fields(rng: random.Random, event: dict[str, Any]) -> dict[str, Any]:
+    """The event or, half the time and where it has some, its arguments."""
+    args = event.get("args")
+    return args if rng.random() >= 0.5 and isinstance(args, dict) and args else event
+
+
 def change_value(rng: random.Random, content: dict[str, Any]) -> None:
     """Put nonsense into a field of some events, or into their arguments."""
     for event in some(rng, content, rng.choice((1, 3, 50))):
-        where = event if rng.random() < 0.5 or not event.get("args") else event["args"]
+        where = fields(rng, event)
         where[rng.choice(list(where))] = rng.choice(VALUES)
 
 
 def remove_field(rng: random.Random, content: dict[str, Any]) -> None:
     """Take a field from some events."""
     for event in some(rng, content, rng.choice((1, 20))):
-        where = event if rng.random() < 0.5 or not event.get("args") else event["args"]
+        where = fields(rng, event)
         del where[rng.choice(list(where))]
 
 
@@ -102,6 +108,8 @@ def break_text(rng: random.Random, text: bytes) -> bytes:
     """Overwrite, insert or take out a few bytes."""
     data = bytearray(text)
     for _ in range(rng.choice((1, 5, 40))):
+        if not data:
+            break
         at = rng.randrange(len(data))
         how = rng.randrange(3)
         if how == 0:
