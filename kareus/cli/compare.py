@@ -21,11 +21,9 @@ COLUMNS = (
     "time",
     "energy",
     "saved",
-    "time at equal energy",
+    "time at\nequal energy",
     "power",
     "bound",
-    "source",
-    "needs",
 )
 
 
@@ -129,6 +127,7 @@ def policy_rows(outcomes: tuple[Outcome, ...]) -> tuple[PolicyRow, ...]:
             runnable=not outcome.missing,
             bound_j=outcome.bound_j,
             equal_energy_time_us=outcome.equal_energy_time_us,
+            note=outcome.note,
         )
         for outcome in outcomes
         if outcome.time_us is not None
@@ -136,36 +135,40 @@ def policy_rows(outcomes: tuple[Outcome, ...]) -> tuple[PolicyRow, ...]:
 
 
 def print_outcomes(document: Mapping[str, Any]) -> None:
-    """Print the document as a table, with what the machine lacks below it."""
+    """Print the document as a table; what each policy needs and what to know about it below."""
     out = console()
     rows = []
-    missing = set()
     slowdown = document.get("max_slowdown", 0.0)
     columns = list(COLUMNS)
-    columns[3] = f"saved within {signed_percent(slowdown)}" if slowdown else "saved at equal time"
+    columns[3] = f"saved within\n{signed_percent(slowdown)}" if slowdown else "saved at\nequal time"
+    limit_us = document["policies"][0]["time_us"] * (1 + slowdown)
     for policy in document["policies"]:
-        needs = ", ".join(policy["needs"]) or "nothing"
-        if policy["missing"]:
-            needs += " (not here)"
-            missing.add(policy["missing"])
+        in_time = policy["time_us"] is not None and policy["time_us"] <= limit_us
         rows.append(
             [
                 policy["name"],
                 _shown(policy["time_us"], ms),
                 _shown(policy["energy_j"], joules),
-                _shown(policy["saving"] if slowdown else policy["saving_at_equal_time"], signed_percent),
+                _shown(policy["saving"] if in_time else None, signed_percent),
                 _shown(policy["time_change_at_equal_energy"], signed_percent),
                 _shown(policy["average_power_w"], lambda watts: f"{watts:.0f} W"),
                 _shown(policy["bound_j"], joules),
-                policy["source"],
-                needs,
             ]
         )
-    grid(out, columns, rows, left=(0, 7, 8))
+    grid(out, columns, rows, title="every figure simulated, with the same costs for all policies")
+    out.print()
+    for policy in document["policies"]:
+        out.print(f"{policy['name']}: {_about(policy)}", markup=False)
     recorded = ms(document["measured"]["time_us"])
     print(f"recorded step {recorded} (measured); {document['costs']}", file=sys.stderr)
-    for reason in sorted(missing):
+    for reason in sorted({policy["missing"] for policy in document["policies"]} - {""}):
         print(f"not here: {reason}; such rows are simulated all the same", file=sys.stderr)
+
+
+def _about(policy: Mapping[str, Any]) -> str:
+    needs = ", ".join(policy["needs"]) or "nothing"
+    here = " (not here)" if policy["missing"] else ""
+    return "; ".join(filter(None, (f"needs {needs}{here}", policy["note"])))
 
 
 def _shown(value: float | None, words: Any) -> str:

@@ -214,6 +214,7 @@ class PolicyRow:
         equal_energy_time_us: its least time without more energy than stock, None unknown.
         needs: what it needs ("root", "profiling 5 min"), () nothing.
         runnable: this machine could carry it out. bound_j: proven bound where there is one.
+        note: what the reader should know about the row, "" nothing.
     """
 
     name: str
@@ -222,6 +223,7 @@ class PolicyRow:
     runnable: bool = True
     bound_j: float | None = None
     equal_energy_time_us: float | None = None
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -36,42 +36,41 @@ def policy_plot(policies: Sequence[PolicyRow], frontier: FrontierView | None) ->
 
 
 def policy_table(policies: Sequence[PolicyRow]) -> str:
-    """Return one row per policy; changes are against the first."""
+    """Return one row per policy, changes against the first, and the policies' notes below."""
     head = [
-        "policy",
-        "time",
-        "change",
-        "energy",
-        "change",
-        "time at equal energy",
-        "power",
-        "bound",
-        "source",
-    ]
-    rows = [[*_cells(policy, policies[0]), text(", ".join(policy.needs) or "nothing")] for policy in policies]
-    return table("Policies", [*head, "needs"], rows, numeric=frozenset(range(1, 8)))
+        "policy", "time", "energy", "saved at equal time", "time at equal energy", "average power", "bound",
+        "source", "needs",
+    ]  # fmt: skip
+    rows = [_cells(policy, policies[0]) for policy in policies]
+    notes = "".join(
+        el("li", el("strong", text(policy.name)), text(f": {policy.note}."))
+        for policy in policies
+        if policy.note
+    )
+    below = el("ul", notes, class_="plain") if notes else ""
+    return table("Policies", head, rows, numeric=frozenset(range(1, 7))) + below
 
 
 def _cells(policy: PolicyRow, stock: PolicyRow) -> list[str]:
     effect = policy.effect
-    energy, power, saved = "unknown", "", ""
+    energy, power, saved = "unknown", "", "-"
     if effect.energy_j is not None:
         energy = joules(effect.energy_j)
         power = f"{effect.energy_j / effect.time_us * 1e6:.0f} W"
-        if stock.effect.energy_j is not None:
-            saved = signed_percent(change(stock.effect.energy_j, effect.energy_j))
+        if stock.effect.energy_j is not None and effect.time_us <= stock.effect.time_us:
+            saved = signed_percent(0.0 - change(stock.effect.energy_j, effect.energy_j))
     equal = policy.equal_energy_time_us
     tag = "" if policy.runnable else el("span", " not possible here", class_="tag")
     return [
         text(policy.name) + tag,
         ms(effect.time_us),
-        text(signed_percent(change(stock.effect.time_us, effect.time_us))),
         energy,
         text(saved),
-        text(signed_percent(change(stock.effect.time_us, equal))) if equal is not None else "",
+        text(signed_percent(change(stock.effect.time_us, equal))) if equal is not None else "-",
         power,
-        joules(policy.bound_j) if policy.bound_j is not None else "",
+        joules(policy.bound_j) if policy.bound_j is not None else "-",
         source_tag(effect.source),
+        text(", ".join(policy.needs) or "nothing"),
     ]
 
 

@@ -135,8 +135,9 @@ def _policy_part(report: ReportData) -> str:
     if not report.policies:
         return ""
     lead = (
-        f"Published policies on the same step; changes are against {text(report.policies[0].name)}. Each point "
-        "is the least energy without being slower; hollow points need what this machine does not allow."
+        f"Published policies on the same step, against {text(report.policies[0].name)}. Each point is the "
+        "least energy without being slower; time at equal energy is that of the fastest plan with no more "
+        "energy. Hollow points need what this machine does not allow and are simulated all the same."
     )
     chart = policy_plot(report.policies, report.frontier)
     return _part("Other policies", lead, chart, policy_table(report.policies))

@@ -19,6 +19,8 @@ from kareus.report.numbers import change, joules, ms, percent, plain, signed_per
 
 Row = Sequence[str]
 
+_SHORT = 24  # characters: up to here texts of a column are kept on one line each
+
 
 def console(file: IO[str] | None = None) -> Console:
     """Return a console for results: colours only on a terminal, and never where NO_COLOR is set."""
@@ -32,12 +34,13 @@ def grid(
     """Print one table.
 
     Args:
-        out: where to. columns: header texts. rows: cells, plain text.
+        out: where to. columns: header texts; a terminal breaks them at their newlines. rows: cells, plain text.
         left: columns set flush left, the others hold figures. title: a line above, "" none.
     """
     if not out.is_terminal:
         # A pipe has no width: nothing may be wrapped or cut.
-        lines = ([title] if title else []) + _aligned([columns, *rows], left)
+        heads = [column.replace("\n", " ") for column in columns]
+        lines = ([title] if title else []) + _aligned([heads, *rows], left)
         out.file.write("".join(plain(line) + "\n" for line in lines))
         return
     fits = "utf" in out.encoding
@@ -48,11 +51,12 @@ def grid(
         title_style="bold",
         header_style="dim",
         pad_edge=False,
-        padding=(0, 2, 0, 0),
+        padding=(0, 2 if out.width >= 100 else 1, 0, 0),
     )
     for index, column in enumerate(columns):
         flush = index in left
-        table.add_column(column, justify="left" if flush else "right", overflow="fold", no_wrap=not flush)
+        whole = not flush or max((len(row[index]) for row in rows), default=0) <= _SHORT
+        table.add_column(column, justify="left" if flush else "right", overflow="fold", no_wrap=whole)
     for row in rows:
         table.add_row(*(Text(cell if fits else plain(cell)) for cell in row))
     out.print(table)

@@ -1,5 +1,6 @@
 import argparse
 import json
+import re
 from functools import cache
 from pathlib import Path
 
@@ -7,7 +8,10 @@ import pytest
 
 from kareus.cli import compare
 from kareus.errors import UsageError
+from kareus.plan.knobs import knobs_from
 from kareus.plan.policies.ground import compare_step
+from kareus.plan.policies.kareus26 import budget_for
+from kareus.plan.problem import build_problem
 
 pytest.importorskip("ortools")
 TRACE = Path(__file__).parents[2] / "traces/ddp-nvlink-default"
@@ -70,6 +74,32 @@ def test_a_larger_space_is_never_worse_and_bounds_hold():
             assert policy["bound_j"] <= policy["energy_j"]
 
 
+def test_a_plan_of_more_energy_than_stock_has_no_time_at_equal_energy():
+    found = rows()
+    assert found["serialised"]["energy_j"] > found["stock"]["energy_j"]
+    assert found["serialised"]["equal_energy_time_us"] is None
+    assert found["serialised"]["time_change_at_equal_energy"] is None
+
+
+def test_the_budgeted_search_says_what_it_was_allowed_and_what_it_spent():
+    said = re.match(
+        r"search budget (\d+) of (\d+) settings \((\d+) %\) over (\d+) kinds of span, (\d+) evaluated",
+        rows()["kareus '26"]["note"],
+    )
+    allowed, settings, share, kinds, evaluated = map(int, said.groups())
+    step = compare.read_step(parse())
+    tables = build_problem(step.graph, step.cost, knobs_from({}, clocks="advise")).tables
+    assert settings == sum(len(table.kind.options) for table in tables)
+    assert kinds == len(tables)
+    assert allowed == sum(
+        min(b.initial + b.rounds * b.batch, len(t.kind.options))
+        for t in tables
+        for b in [budget_for(len(t.kind.options))]
+    )
+    assert 0 < evaluated <= allowed <= settings
+    assert share == round(100 * allowed / settings)
+
+
 def test_what_the_machine_may_not_do_is_marked_and_still_simulated():
     found = rows()
     for name in ("one clock", "zeus power limit", "perseus", "twente", "kareus '26", "kareus with clocks"):
@@ -87,7 +117,11 @@ def test_command_prints_a_table_and_a_document(capsys, monkeypatch):
     printed = capsys.readouterr()
     assert "saved at equal time" in printed.out
     assert "kareus with clocks" in printed.out
-    assert "(not here)" in printed.out
+    assert "one clock: needs clock permission (not here)" in printed.out
+    for policy in document()["policies"]:
+        assert policy["note"] in printed.out
+        assert f"\n{policy['name']}: needs " in printed.out
+    assert "search budget" in printed.out
     assert "(measured)" in printed.err
     assert compare.run(parse("--json")) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "kareus.compare/1"
@@ -116,6 +150,7 @@ def test_rows_for_the_report_carry_the_same_figures():
         )  # fmt: skip
         assert row.effect.source == "predicted"
         assert row.runnable == policy["runnable"]
+        assert row.note == policy["note"]
 
 
 def test_slower_plans_save_more_and_say_how_much_slower_was_allowed(capsys, monkeypatch):
@@ -133,7 +168,13 @@ def test_slower_plans_save_more_and_say_how_much_slower_was_allowed(capsys, monk
     assert found["kareus with clocks"].energy_j <= found["twente"].energy_j * 1.001
     monkeypatch.setattr(compare, "compare_step", lambda *args, **kwargs: slower)
     assert compare.run(parse("--max-slowdown", "10%")) == 0
-    assert "saved within +10.0 %" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "saved within +10.0 %" in printed
+    # Serialised is slower than allowed, so what it saves is nobody's.
+    line = next(line for line in printed.splitlines() if line.startswith("serialised"))
+    assert f"{slower[1].time_us / 1e3:.2f} ms" in line
+    assert slower[1].time_us > 1.1 * stock["time_us"]
+    assert line.split("J")[1].split()[0] == "-"
     assert compare.run(parse("--max-slowdown", "10%", "--json")) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["max_slowdown"] == 0.1

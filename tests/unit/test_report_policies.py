@@ -67,7 +67,21 @@ def test_no_chart_of_a_single_point_or_without_energy():
 
 def test_table_shows_what_each_row_is_worth():
     cells = re.sub(r"<[^>]*>", "|", policy_table(ROWS)).replace("\u00a0", " ").replace("\u2212", "-")
-    kareus = cells[cells.index("kareus") :]
-    for shown in ("97.00 ms", "-3.0 %", "65.00 J", "-7.1 %", "-5.0 %", "670 W", "64.90 J", "nothing"):
+    kareus = cells[cells.index("|kareus|") :]
+    for shown in ("97.00 ms", "65.00 J", "+7.1 %", "-5.0 %", "670 W", "64.90 J", "nothing"):
         assert f"|{shown}|" in kareus
-    assert "not possible here" in cells[cells.index("zeus") : cells.index("kareus")]
+    zeus = cells[cells.index("|zeus") : cells.index("|kareus|")]
+    assert "not possible here" in zeus
+    assert "|-|" in zeus  # slower than stock: nothing is saved at equal time
+
+
+def test_columns_are_named_for_what_they_compare_and_notes_follow_the_table():
+    page = policy_table((*ROWS, row("kareus '26", 98e3, 66.0, note="searched 3 < 9 settings")))
+    heads = re.findall(r'<th scope="col"[^>]*>([^<]*)</th>', page)
+    assert heads == [
+        "policy", "time", "energy", "saved at equal time", "time at equal energy", "average power", "bound",
+        "source", "needs",
+    ]  # fmt: skip
+    assert "searched 3 &lt; 9 settings." in page[page.index("</table>") :]
+    assert page.count("<li>") == 1
+    assert "<ul" not in policy_table(ROWS)

@@ -44,6 +44,11 @@ class Budget:
     growth: float = 1e-3
     seed: int = 0
 
+    @property
+    def most(self) -> int:
+        """Settings that may be evaluated in all."""
+        return self.initial + self.rounds * self.batch
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class SearchResult:
