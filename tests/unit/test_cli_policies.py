@@ -76,9 +76,21 @@ def test_power_limits_by_each_rule(tmp_path: Path, capsys: Capture) -> None:
         for rule in ("cost", "energy", "time", "slowdown")
     }
     assert chosen == {"cost": 200, "energy": 100, "time": 300, "slowdown": 200}
-    assert printed(capsys, "power-limit", log)["jobs"][0]["gpus"] == 2
+    document = printed(capsys, "power-limit", log)
+    assert (document["schema"], document["gpus"]) == ("kareus.power_limit_choice/1", 2)
+    assert document["jobs"][0]["gpus"] == 2
     assert refused(capsys, "power-limit", log, "--eta", "2")[0] == 2
     assert refused(capsys, "power-limit", file(tmp_path, "a.csv", FRONTIER))[0] == 3
+
+
+def test_gpus_of_all_jobs_stand_on_top_only_where_the_jobs_agree(tmp_path: Path, capsys: Capture) -> None:
+    head = "model,dp,tp,pp,power_limit_0,power_limit_1,time,energy\n"
+    small, large = "a,1,1,2,300,300,10,5000\n", "b,2,1,2,300,300,10,9000\n"
+    mixed = printed(capsys, "power-limit", file(tmp_path, "m.csv", head + small + large))
+    assert mixed["gpus"] is None
+    assert [job["gpus"] for job in mixed["jobs"]] == [2, 4]
+    assert printed(capsys, "power-limit", tmp_path / "m.csv", "--job", "b")["gpus"] == 4
+    assert printed(capsys, "power-limit", tmp_path / "m.csv", "--gpus", "8")["gpus"] == 8
 
 
 def test_a_pipeline_is_planned_and_written(tmp_path: Path, capsys: Capture) -> None:

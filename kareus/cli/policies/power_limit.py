@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
     document = {
         "schema": "kareus.power_limit_choice/1",
         "rule": args.rule,
+        "gpus": found[0][1] if len({gpus for _, gpus, *_ in found}) == 1 else None,  # None: see each job
         "jobs": [
             {
                 "job": group, "gpus": gpus, "limits": count, "chosen": _figures(chosen), "highest": _figures(top),
