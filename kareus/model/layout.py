@@ -16,6 +16,7 @@ import numpy as np
 from kareus.errors import InputError
 from kareus.model.rates import COPY_ENGINE, Flow
 from kareus.schedule import Decision, Path, Schedule
+from kareus.trace.blocking import blocking_collectives
 from kareus.trace.identity import collective_key
 from kareus.trace.spans import find_spans
 from kareus.trace.types import F64, I64, CollectiveKind, EdgeKind, OpKind, Provenance, StepGraph
@@ -58,6 +59,9 @@ def layout(graph: StepGraph, schedule: Schedule | None, default_ctas: int) -> La
     stock = {op: before for op, before in _communicator_order(graph) if before >= 0}
     for op, before in stock.items():
         waits[op].append(before)
+    blocking = blocking_collectives(graph)
+    for op, held in blocking.items():
+        waits[held].append(op)
     lag_us = _lags(graph, waits, anchors)
     flow: list[Flow | None] = [None] * len(ops)
     key: list[tuple[object, ...] | None] = [None] * len(ops)
@@ -71,6 +75,8 @@ def layout(graph: StepGraph, schedule: Schedule | None, default_ctas: int) -> La
     if schedule is not None:
         for op, before in stock.items():
             waits[op].remove(before)
+        for op in _in_background(graph, schedule, blocking):
+            waits[blocking[op]].remove(op)
         _apply(graph, schedule, waits, anchors, lag_us, flow, op_of, compute)
         for op, before in _communicator_order(graph, moved=_moved(graph, schedule, op_of)):
             if before >= 0:
@@ -131,6 +137,17 @@ def _moved(graph: StepGraph, schedule: Schedule, op_of: dict[int, int]) -> dict[
         elif schedule.separate_reduce_scatter_group and member.kind == CollectiveKind.REDUCE_SCATTER:
             moved[op] = (member.group, member.kind)
     return moved
+
+
+def _in_background(graph: StepGraph, schedule: Schedule, blocking: dict[int, int]) -> list[int]:
+    """Blocking gathers that go on beside compute under a schedule: all of a pass in which it launches any."""
+    ahead = {d.collective.phase for d in schedule.decisions if d.launch and d.collective.kind == "all_gather"}
+    found = []
+    for op in blocking:
+        key = collective_key(graph.collectives[int(graph.ops.collective[op])])
+        if key is not None and key.kind == "all_gather" and key.phase in ahead:
+            found.append(op)
+    return found
 
 
 def _anchors(graph: StepGraph, compute: I64) -> I64:

@@ -107,6 +107,7 @@ def _work(
         ready=np.zeros(len(collectives), np.int64),
         required_at=np.array([c[4] for c in collectives], np.int64),
         scale=np.ones(len(collectives)),
+        blocks_at=np.full(len(collectives), -1, np.int64),
     )
 
 

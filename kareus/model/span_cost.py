@@ -61,7 +61,8 @@ class _Evaluation:
         self.previous = previous(lanes)
         self.start_at = np.maximum(np.clip(configs.position, 0, m), work.ready[None, :]).astype(float)
         required = np.broadcast_to(work.required_at[None, :], (n, k)).astype(float)
-        self.required = np.where(configs.serialise[:, None], np.minimum(self.start_at, required), required)
+        waits = configs.serialise[:, None] | (configs.position == work.blocks_at[None, :])
+        self.required = np.where(waits, np.minimum(self.start_at, required), required)
         self.start_at = np.minimum(self.start_at, latest_starts(lanes, self.required))
         self.serialised = configs.serialise
         self.tables = PrefixSums(len(self.levels))

@@ -23,6 +23,7 @@ class SpanWork:
         ready: earliest position, int[k]. required_at: position that needs its result, int[k]; m is the
             span's end, more than m means that the span does not wait for it.
         scale: measured over modelled bandwidth in this trace, float[k].
+        blocks_at: position at which compute waits for the collective if it starts there, int[k]; -1 nowhere.
     """
 
     alone_us: F64
@@ -37,6 +38,7 @@ class SpanWork:
     ready: I64
     required_at: I64
     scale: F64
+    blocks_at: I64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,4 +100,5 @@ def span_work(graph: StepGraph, span: Span) -> SpanWork:
         ready=np.array([c.ready for c in span.collectives], np.int64),
         required_at=np.array([c.required_at for c in span.collectives], np.int64),
         scale=np.ones(len(members)),
+        blocks_at=np.array([c.stock if c.blocks else -1 for c in span.collectives], np.int64),
     )

@@ -42,7 +42,7 @@ def fit_link(cost: CostModel, alignment: Alignment, world_size: int) -> CostMode
             continue
         changed[name] = recorded
         notes.append(
-            f"{kind_name(kind)}: this job's link moves {recorded:.1f} GB/s, the cost model's {cost[name]:.1f}; "
+            f"{kind_name(kind)}: this job's link moves {recorded:.3g} GB/s, the cost model's {cost[name]:.3g}; "
             "the recorded figure is used"
         )
     if not changed:

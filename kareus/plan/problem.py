@@ -145,7 +145,9 @@ def _pauses_us(graph: StepGraph, span: Span) -> float:
     """
     ops = graph.ops
     rows = span.compute
-    required = {c.required_at for c in span.collectives} | {0}
+    required = (
+        {c.required_at for c in span.collectives} | {c.stock for c in span.collectives if c.blocks} | {0}
+    )
     inner = [i for i in range(1, len(rows)) if i not in required]
     gaps = ops.start_ns[rows[inner]] - ops.end_ns[rows[[i - 1 for i in inner]]]
     return float(np.maximum(gaps, 0).sum()) / 1000

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from kareus.trace.blocking import blocking_collectives
 from kareus.trace.types import (
     I64,
     CollectiveKind,
@@ -50,6 +51,7 @@ class _Reach:
         ready: compute ops that must have run before its data exist.
         required: first compute position that waits for it; the number of compute ops when none does.
         started: compute ops that had ended when it started in the recording.
+        blocks: compute waited for it there, although it could have gone on.
     """
 
     row: int
@@ -57,6 +59,7 @@ class _Reach:
     ready: int
     required: int
     started: int
+    blocks: bool
 
 
 def find_spans(graph: StepGraph) -> tuple[Span, ...]:
@@ -94,6 +97,7 @@ def _reaches(graph: StepGraph, compute: I64) -> list[_Reach]:
         predecessors[int(target)].append(int(source))
     collective = graph.ops.kind == OpKind.COLLECTIVE
     ends = np.sort(graph.ops.end_ns[compute])
+    blocking = blocking_collectives(graph)
     reaches = []
     for op in np.flatnonzero(collective):
         before = _first_on_compute(int(op), predecessors, position, collective)
@@ -106,6 +110,7 @@ def _reaches(graph: StepGraph, compute: I64) -> list[_Reach]:
                 ready=max(before, default=-1) + 1,
                 required=min(after, default=len(compute)),
                 started=int(np.searchsorted(ends, graph.ops.start_ns[op], side="right")),
+                blocks=int(op) in blocking,
             )
         )
     return reaches
@@ -157,6 +162,7 @@ def _span(graph: StepGraph, compute: I64, reaches: list[_Reach], index: int, fir
                     ready=ready,
                     stock=max(stock, ready),
                     required_at=min(reach.required, last) - first,
+                    blocks=reach.blocks,
                     **_choices(reach, points, ready, max(stock, ready), last - first),
                 )
             )

@@ -307,6 +307,7 @@ class SpanCollective:
         stock: position stock used. required_at: position that needs its result, len(compute) the span's end.
         positions: positions a launch point exists for (named in `points`), ascending.
         points: one launch point text "side|module|phase" for each of `positions`; "" is stock's.
+        blocks: compute waits for it where stock starts it, on a device without streams.
     """
 
     row: int
@@ -315,6 +316,7 @@ class SpanCollective:
     required_at: int
     positions: tuple[int, ...]
     points: tuple[str, ...]
+    blocks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

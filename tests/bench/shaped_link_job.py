@@ -16,6 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import kareus
+from kareus.collect.options import CollectOptions
 from kareus.schedule import Decision, Schedule
 
 OBSERVED = 5  # steps until a schedule is in force
@@ -99,6 +100,13 @@ class Bench:
         self.steps(model, optimizer, OBSERVED)
         probe.detach()
         return probe.observed, probe.fingerprint
+
+    def collect(self) -> None:
+        """Record a window of stock steps into the directory that KAREUS_COLLECT names."""
+        model, optimizer = self.build()
+        session = kareus.attach(model, optimizer)
+        self.steps(model, optimizer, CollectOptions().steps_needed + 1)
+        session.detach()
 
     def communication_ms(self, keys: tuple[Any, ...], fingerprint: Any) -> float:
         """Return how long the collectives of one stock step take with nothing beside them."""
@@ -212,9 +220,8 @@ class Arms:
         self.session.detach()
 
 
-def measure(bench: Bench) -> dict[str, Any]:
-    """Try the candidates, then measure the best in pairs of blocks; returns everything raw."""
-    args = bench.args
+def search(bench: Bench) -> tuple[Schedule, dict[str, Any]]:
+    """Try schedules of one setting for the whole step in short blocks; returns the best."""
     keys, fingerprint = bench.observe()
     tried = {}
     found = bench.candidates(fingerprint, keys)
@@ -224,7 +231,14 @@ def measure(bench: Bench) -> dict[str, Any]:
         tried[name] = sum(scheduled for _, scheduled in times) / sum(stock for stock, _ in times)
         arms.close()
     best = min(tried, key=lambda name: tried[name])
-    arms = Arms(bench, found[best], check=True)
+    return found[best], {"tried": tried, "chosen": best}
+
+
+def measure(bench: Bench, schedule: Schedule) -> dict[str, Any]:
+    """Measure a schedule against stock in pairs of blocks; returns everything raw."""
+    args = bench.args
+    keys, fingerprint = bench.observe()
+    arms = Arms(bench, schedule, check=True)
     pairs = []
     for pair in range(args.pairs):
         if pair % 2 == 0:
@@ -237,9 +251,7 @@ def measure(bench: Bench) -> dict[str, Any]:
         "communication_ms": bench.communication_ms(keys, fingerprint),
         "compute_ms": compute_ms(bench),
         "collectives": len(keys),
-        "tried": tried,
-        "chosen": best,
-        "schedule": json.loads(found[best].to_bytes()),
+        "schedule": json.loads(schedule.to_bytes()),
         "losses_equal": arms.equal,
         "pairs_ms": pairs,
         "timelines": {"stock": arms.timeline(False), "scheduled": arms.timeline(True)},
@@ -265,18 +277,24 @@ def main() -> None:
     parser.add_argument("--rows", type=int, required=True)
     parser.add_argument("--pairs", type=int, default=16)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--calibrate", action="store_true")
+    parser.add_argument("--mode", choices=("calibrate", "collect", "replay", "search"), required=True)
+    parser.add_argument("--schedule", default=None, help="what replay measures")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     bench = Bench(args)
-    if args.calibrate:
-        result = {
-            "compute_ms": compute_ms(bench),
-            "communication_ms": bench.communication_ms(*bench.observe()),
-        }
+    result: dict[str, Any] = {"torch": str(torch.__version__)}
+    if args.mode == "calibrate":
+        result["compute_ms"] = compute_ms(bench)
+        result["communication_ms"] = bench.communication_ms(*bench.observe())
+    elif args.mode == "collect":
+        bench.collect()
     else:
-        result = {"torch": str(torch.__version__), **measure(bench)}
+        schedule = Schedule.load(args.schedule) if args.mode == "replay" else None
+        if schedule is None:
+            schedule, found = search(bench)
+            result |= found
+        result |= measure(bench, schedule)
     if bench.rank == 0:
         File(args.out).write_text(json.dumps(result))
     dist.barrier()

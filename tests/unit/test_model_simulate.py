@@ -79,6 +79,7 @@ def test_agrees_with_the_span_evaluator() -> None:
             ready=np.zeros(1, np.int64),
             required_at=np.array([3]),
             scale=np.ones(1),
+            blocks_at=np.full(1, -1, np.int64),
         )
         setting = SpanConfigs(
             num_ctas=np.array([[ctas]]),

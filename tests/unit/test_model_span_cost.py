@@ -24,6 +24,7 @@ def work(m: int = 12, k: int = 2, seed: int = 0, **changes) -> SpanWork:
         "ready": np.zeros(k, np.int64),
         "required_at": np.full(k, m),
         "scale": np.ones(k),
+        "blocks_at": np.full(k, -1, np.int64),
     }
     return SpanWork(**{**values, **changes})
 
