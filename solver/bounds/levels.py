@@ -88,7 +88,9 @@ class LevelSearch:
             try:
                 above = reduced_costs(cases, i, priced.prices[i]) / unit
                 proven = self._settle(i, float(least[i]), above, best, ceiling, gap)
-                bounds[i] = max(np.ceil(proven - 1e-9 * abs(proven)), bounds[i])
+                if math.isfinite(proven):  # else the level holds no plan within the limits
+                    proven = math.ceil(proven - 1e-9 * abs(proven))
+                bounds[i] = max(proven, bounds[i])
             except KeyboardInterrupt:
                 interrupted = True
                 break

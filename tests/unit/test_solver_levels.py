@@ -102,3 +102,18 @@ def test_a_dwell_longer_than_half_a_cyclic_step_leaves_one_clock() -> None:
     assert Engine(problem, Settings(cpsat=False)).solve(
         Objective.ENERGY, Limits(), time_limit_s=5.0
     ).status in (Status.OPTIMAL, Status.FEASIBLE)
+
+
+def test_a_limit_that_one_plan_just_meets_leaves_a_bound() -> None:
+    """A level that its bound lets in, but that holds no plan within the limits, must not spoil the bound."""
+    for seed in range(200, 400):
+        problem, _ = governed(seed)
+        truth = brute_force(problem, Objective.TIME)
+        if truth is None:
+            continue
+        limits = replace(problem.limits, time_us=truth)
+        found = Engine(problem, Settings(cpsat=False, gap=0.0, tie=0.0)).solve(
+            Objective.TIME, limits, time_limit_s=20.0
+        )
+        assert found.time_us == truth, seed
+        assert found.bound <= truth, seed
