@@ -6,11 +6,14 @@ import argparse
 import sys
 from dataclasses import dataclass
 
+import msgspec
+
 from kareus.errors import InputError, UsageError
 from kareus.model.calibrate import calibrated
 from kareus.model.cost import CostModel
 from kareus.model.profile import Profile
 from kareus.plan.calibrate import fit_link
+from kareus.schedule import Schedule
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
 from kareus.trace.types import StepGraph
@@ -111,3 +114,10 @@ def conditions(traces: TraceSet, graph: StepGraph) -> dict[str, str]:
     if manifest is not None:
         found |= {"torch": manifest.torch, "nccl": manifest.nccl, "driver": manifest.driver}
     return {name: text for name, text in found.items() if text}
+
+
+def with_recorded_buckets(schedule: Schedule) -> Schedule:
+    """Return the schedule without what is said of DDP buckets that the recorded step does not have."""
+    if schedule.ddp_bucket_cap_mb is None:
+        return schedule
+    return msgspec.structs.replace(schedule, decisions=())

@@ -9,7 +9,7 @@ from typing import Any
 
 from kareus import __version__
 from kareus.cli.clusters import Scaled, add_cluster_arguments, clusters_of, scale, scaling_rows
-from kareus.cli.inputs import StepInput, add_step_arguments, read_step
+from kareus.cli.inputs import StepInput, add_step_arguments, read_step, with_recorded_buckets
 from kareus.cli.simulate import check_fits
 from kareus.errors import UsageError
 from kareus.model.cluster import assumptions
@@ -62,10 +62,11 @@ def run(args: argparse.Namespace) -> int:
     frontier = read_frontier(args.frontier) if args.frontier else None
     step = read_step(args)
     check_fits(schedule, step, args.schedule)
-    ranks = _ranks(step, schedule)
+    drawn = with_recorded_buckets(schedule)
+    ranks = _ranks(step, drawn)
     report = build_report(ranks, schedule, _context(args, step, schedule, ranks), frontier)
     if clusters:
-        report = _with_clusters(report, scale(step, schedule, clusters))
+        report = _with_clusters(report, scale(step, drawn, clusters))
     if args.policies:
         report = _with_policies(report, step)
     write_bytes(args.output, render(report).encode())

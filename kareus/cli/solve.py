@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
             step.cost,
             knobs_from(capabilities, clocks=args.clocks),
             goal,
+            gradients=step.traces.manifest.gradients if step.traces.manifest else (),
             frontier_points=FRONTIER_POINTS if args.frontier else 0,
             time_limit_s=args.time_limit,
             robust=args.robust,
@@ -192,6 +193,7 @@ def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
         "span_kinds": len(plan.step.tables),
         "options_priced": sum(table.priced for table in plan.step.tables),
         "changed_collectives": len(plan.schedule.decisions),
+        "ddp_bucket_cap_mb": plan.schedule.ddp_bucket_cap_mb,
     }
 
 

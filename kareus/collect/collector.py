@@ -300,6 +300,7 @@ class Collector:
             samples=samples,
             missing=missing,
             capabilities=facts.capabilities(self._job.device, one_host=len(hosts) == 1),
+            gradients=facts.gradients(self._job.root) if self._job.wrapper == "ddp" else (),
             measured=self.step_times_ms(),
             notes=tuple(notes),
             driver=self._power.driver,

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from kareus.runtime import torch_api
+from kareus.runtime import ddp_arguments, torch_api
 from kareus.runtime.environment import BUDGET_OVERRIDES
+from kareus.trace.manifest import Gradient
 
 
 def nccl_version() -> tuple[int, ...]:
@@ -84,7 +85,16 @@ def capabilities(device: torch.device, *, one_host: bool) -> dict[str, Any]:
     found["copy_engine"] = not reason
     if reason:
         found["copy_engine_reason"] = reason
+    found["ddp_buckets"] = ddp_arguments.asked()
     return found
+
+
+def gradients(model: Any) -> tuple[Gradient, ...]:
+    """Return what a DDP model reduces, in registration order; named from inside the wrapper."""
+    return tuple(
+        Gradient(module=name.rpartition(".")[0], numel=p.numel(), num_bytes=p.numel() * p.element_size())
+        for name, p in torch_api.ddp_named_parameters(model)
+    )
 
 
 def _no_copy_engine(device: torch.device, one_host: bool) -> str:

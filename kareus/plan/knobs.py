@@ -37,6 +37,7 @@ class Knobs:
         cta_budgets: communicators with a budget can be made (NCCL config, not overridden by environment).
         copy_engine: all-gathers may travel by the copy engine (all ranks on one host, capability measured).
         launch_points: hook points of submodules or units are usable.
+        ddp_buckets: the job asks `kareus.ddp_kwargs` for its bucket size when it wraps the model.
         clocks: "off" leaves clocks to the GPU; "advise" and "apply" let the solver choose one per region.
         switch_time_us, min_dwell_us: of a clock change, from measurement or assumed.
         reasons: knob -> why it is missing, for people.
@@ -46,6 +47,7 @@ class Knobs:
     cta_budgets: bool = True
     copy_engine: bool = False
     launch_points: bool = True
+    ddp_buckets: bool = False
     clocks: ClockMode = "off"
     switch_time_us: int = 10_000
     min_dwell_us: int = 1_000_000
@@ -81,6 +83,7 @@ def knobs_from(capabilities: Mapping[str, Any], *, clocks: ClockMode = "off") ->
         cta_budgets=bool(capabilities.get("cta_budgets", True)),
         copy_engine=bool(capabilities.get("copy_engine", False)),
         launch_points=bool(capabilities.get("launch_points", True)),
+        ddp_buckets=bool(capabilities.get("ddp_buckets", False)),
         clocks=clocks,
         switch_time_us=int(float(capabilities.get("clock_switch_ms", 10.0)) * 1000),
         min_dwell_us=int(float(capabilities.get("clock_min_dwell_ms", 1000.0)) * 1000),

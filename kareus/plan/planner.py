@@ -10,8 +10,9 @@ where the simulator does not confirm that it beats stock, the schedule that leav
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ import msgspec
 from kareus.errors import InfeasibleError, InputError, TimeLimitError
 from kareus.model.cost import CostModel
 from kareus.model.simulate import Simulation, simulate
+from kareus.plan.buckets import Regrouped, best_buckets
 from kareus.plan.improve import WITHIN_NOISE, Improved, Score, improve
 from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, lower
@@ -27,6 +29,7 @@ from kareus.plan.policies.rules import Rule
 from kareus.plan.problem import StepProblem, build_problem, with_limits
 from kareus.plan.repair import without_circles
 from kareus.schedule import Effect, Proof, Schedule
+from kareus.trace.manifest import Gradient
 from kareus.trace.types import StepGraph
 from solver import Frontier, Objective, Solution, Status, frontier, solve
 from solver.check import judge
@@ -97,6 +100,7 @@ def make_plan(
     knobs: Knobs,
     goal: Goal,
     *,
+    gradients: Sequence[Gradient] = (),
     frontier_points: int = 0,
     time_limit_s: float = 10.0,
     robust: bool = False,
@@ -108,6 +112,7 @@ def make_plan(
     Args:
         graph: the step of the rank planned for. cost: fitted or assumed. knobs: what may be turned.
         goal: limits; none of them means least energy without being slower than stock.
+        gradients: of a DDP model in registration order, from the manifest; without them buckets stay as they are.
         frontier_points: also trace the time-energy frontier with about this many points.
         time_limit_s: for the solver. robust: choose by the 90 % worst case.
         conditions: versions and hardware, written into the schedule.
@@ -118,6 +123,57 @@ def make_plan(
         TimeLimitError: no plan was found in time.
         InputError: the step cannot be planned (no compute, no named collectives).
     """
+    planning = partial(
+        _plan_step, cost=cost, knobs=knobs, goal=goal, frontier_points=frontier_points, time_limit_s=time_limit_s,
+        robust=robust, conditions=conditions, progress=progress,
+    )  # fmt: skip
+    plan = planning(graph)
+    found = best_buckets(graph, gradients, cost) if knobs.ddp_buckets else None
+    return plan if found is None else _better(plan, planning(found.graph), found, goal)
+
+
+def _better(plan: Plan, other: Plan, found: Regrouped, goal: Goal) -> Plan:
+    """The plan of the step with other buckets where it does better; compared with stock as recorded."""
+    stock, objective = plan.stock_simulation, plan.solution.objective
+    excess, value = _score(goal, objective, stock, plan.simulation)
+    if _score(goal, objective, stock, other.simulation) >= (excess, value * (1 - WITHIN_NOISE)):
+        return plan
+    note = (
+        f"DDP buckets of {found.cap_mb:g} MB: stock's step simulates at {found.stock_us / 1000:.2f} ms, with "
+        f"these alone at {found.time_us / 1000:.2f} ms; the bound is that of the step with these buckets"
+    )
+    notes = tuple(text for text in other.schedule.notes if text != other.kept_stock)
+    schedule = msgspec.structs.replace(
+        other.schedule,
+        ddp_bucket_cap_mb=found.cap_mb,
+        stock=plan.schedule.stock,
+        notes=(*notes, note),
+    )
+    return replace(
+        other,
+        schedule=schedule,
+        stock=plan.stock,
+        serial=plan.serial,
+        stock_simulation=stock,
+        composition_error=(plan.composition_error[0], other.composition_error[1]),
+        measured_us=plan.measured_us,
+        kept_stock="",
+    )
+
+
+def _plan_step(
+    graph: StepGraph,
+    *,
+    cost: CostModel,
+    knobs: Knobs,
+    goal: Goal,
+    frontier_points: int,
+    time_limit_s: float,
+    robust: bool,
+    conditions: dict[str, str] | None,
+    progress: Progress | None,
+) -> Plan:
+    """Plan a step with the collectives it has; see `make_plan`."""
     step = build_problem(graph, cost, knobs)
     stock = _point(step, step.stock_choices)
     serial = _point(step, step.serial_choices)

@@ -237,7 +237,9 @@ def _wrote(document: Mapping[str, Any], output: str) -> str:
     changed = document.get("changed_collectives")
     if changed is None:
         return output
-    return f"{output}, {changed} collective{'' if changed == 1 else 's'} changed"
+    cap_mb = document.get("ddp_bucket_cap_mb")
+    buckets = "" if cap_mb is None else f", DDP buckets of {cap_mb:g} MB"
+    return f"{output}, {changed} collective{'' if changed == 1 else 's'} changed{buckets}"
 
 
 def _facts(out: Console, facts: Sequence[tuple[str, str]]) -> None:

@@ -7,7 +7,7 @@ session.report(); session.detach()
 
 from __future__ import annotations
 
-from kareus.runtime.ddp import ddp_kwargs
+from kareus.runtime.ddp_arguments import ddp_kwargs
 from kareus.runtime.entry import attach
 from kareus.runtime.fsdp1 import fsdp1_kwargs
 from kareus.runtime.session import Session

@@ -325,8 +325,13 @@ def ddp_hook_name(model: DistributedDataParallel) -> str:
 
 def ddp_parameters(model: DistributedDataParallel) -> list[nn.Parameter]:
     """Return the parameters a DDP model reduces, in registration order."""
+    return [parameter for _, parameter in ddp_named_parameters(model)]
+
+
+def ddp_named_parameters(model: DistributedDataParallel) -> list[tuple[str, nn.Parameter]]:
+    """Return the same with their paths inside the wrapper."""
     ignored: Any = getattr(model, "parameters_to_ignore", set())
-    return [p for name, p in model.module.named_parameters() if p.requires_grad and name not in ignored]
+    return [(n, p) for n, p in model.module.named_parameters() if p.requires_grad and n not in ignored]
 
 
 def environment(name: str) -> str | None:

@@ -22,6 +22,14 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     gpus: tuple[str, ...] = ()
 
 
+class Gradient(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One gradient that DDP reduces: path of the module that owns its parameter, elements, bytes."""
+
+    module: str
+    numel: int
+    num_bytes: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Facts about a recording; "" and 0 mean unknown.
 
@@ -33,6 +41,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         files: trace file of each rank, by rank as text. samples: NVML sample file of each rank.
         missing: ranks that wrote nothing, with the reason.
         capabilities: what `kareus doctor` found; see kareus.plan.knobs.
+        gradients: of a DDP model, in the order in which its parameters are registered.
         measured: figures measured without the profiler (step_ms, energy_j, ...); their spread is in `notes`.
         notes: anything a reader must know.
     """
@@ -54,6 +63,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     samples: dict[str, str] = {}
     missing: dict[str, str] = {}
     capabilities: dict[str, Any] = {}
+    gradients: tuple[Gradient, ...] = ()
     measured: dict[str, float] = {}
     notes: tuple[str, ...] = ()
 

@@ -174,8 +174,10 @@ def _ddp(ops: OpTable, collectives: Sequence[CollectiveOp], compute_stream: int)
                 pending.append(op)
         elif computes:
             if pending and not inside:
-                edges += [(source, op, Provenance.ASSUMED) for source in pending]
-                pending = []
+                # Gradients of finished buckets are copied back first: who starts earlier did not wait.
+                ended = [s for s in pending if ops.end_ns[s] <= ops.start_ns[op] + OVERLAP_TOLERANCE_NS]
+                edges += [(source, op, Provenance.ASSUMED) for source in ended]
+                pending = [source for source in pending if source not in ended]
             last_compute = op
     return edges
 

@@ -30,6 +30,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent), str(ROOT), str(HERE)]
 
 RUN_KAREUS = "import sys; from kareus.cli.main import main; sys.exit(main())"
+SCHEMA = "kareus.bench_shaped_link/2"
 WRAPPERS = ("fsdp2", "ddp")
 FIRST_ROWS = 512  # of the batch that the choice of the batch starts from
 
@@ -126,13 +127,11 @@ def main() -> None:
     problem = why_not()
     if problem:
         raise SystemExit(problem)
-    result: dict[str, Any] = {
-        "schema": "kareus.bench_shaped_link/2",
-        "command": " ".join(sys.argv),
-        "date": time.strftime("%Y-%m-%d"),
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
-        "arms": {},
-    }
+    output = File(args.output) if args.output else None
+    result: dict[str, Any] = {"schema": SCHEMA, "arms": {}}
+    if output is not None and output.exists():  # the other wrapper's figures stay
+        earlier = json.loads(output.read_text())
+        result = earlier if earlier.get("schema") == SCHEMA else result
     for wrapper in WRAPPERS if args.wrapper == "both" else (args.wrapper,):
         with tempfile.TemporaryDirectory() as scratch, hosts(args.hosts, rate_mbit=args.rate_mbit) as cluster:
             folder = File(scratch if args.keep is None else args.keep, wrapper)
@@ -140,12 +139,18 @@ def main() -> None:
             bench = Bench(cluster, args, wrapper, folder)
             if args.rows is None:
                 bench.choose_rows()
-            found = bench.measure()
-        result["arms"][wrapper] = found
+            facts = {
+                "command": " ".join(sys.argv),
+                "date": time.strftime("%Y-%m-%d"),
+                "machine": f"{platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}",
+            }
+            found = facts | bench.measure()
+        name = wrapper if args.hosts == 2 else f"{wrapper} on {args.hosts} hosts"
+        result["arms"][name] = found
         shown = {k: v for k, v in found.items() if k not in ("pairs_ms", "timelines", "schedule")}
         print(json.dumps({wrapper: shown}, indent=1), flush=True)
-        if args.output:
-            File(args.output).write_text(json.dumps(result) + "\n")
+        if output is not None:
+            output.write_text(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":
