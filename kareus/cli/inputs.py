@@ -12,6 +12,7 @@ from kareus.errors import InputError, UsageError
 from kareus.model.calibrate import calibrated
 from kareus.model.cost import CostModel
 from kareus.model.profile import Profile
+from kareus.plan.buckets import regrouped
 from kareus.plan.calibrate import fit_link
 from kareus.schedule import Schedule
 from kareus.trace.graph import graphs
@@ -121,3 +122,21 @@ def with_recorded_buckets(schedule: Schedule) -> Schedule:
     if schedule.ddp_bucket_cap_mb is None:
         return schedule
     return msgspec.structs.replace(schedule, decisions=())
+
+
+def with_scheduled_buckets(graph: StepGraph, schedule: Schedule, traces: TraceSet) -> StepGraph:
+    """Return a recorded step with the DDP buckets of a schedule, where it sets their size.
+
+    Raises:
+        InputError: how buckets of that size would fill cannot be worked out.
+    """
+    if schedule.ddp_bucket_cap_mb is None:
+        return graph
+    manifest = traces.manifest
+    found = regrouped(graph, manifest.gradients if manifest else (), schedule.ddp_bucket_cap_mb)
+    if found is None:
+        raise InputError(
+            f"the schedule sets DDP buckets of {schedule.ddp_bucket_cap_mb:g} MB, but the trace does not show how "
+            "buckets fill: expected a recording of stock's buckets with the gradients in its manifest; record again"
+        )
+    return found

@@ -9,7 +9,13 @@ from typing import Any
 
 from kareus import __version__
 from kareus.cli.clusters import Scaled, add_cluster_arguments, clusters_of, scale, scaling_rows
-from kareus.cli.inputs import StepInput, add_step_arguments, read_step, with_recorded_buckets
+from kareus.cli.inputs import (
+    StepInput,
+    add_step_arguments,
+    read_step,
+    with_recorded_buckets,
+    with_scheduled_buckets,
+)
 from kareus.cli.simulate import check_fits
 from kareus.errors import UsageError
 from kareus.model.cluster import assumptions
@@ -62,11 +68,10 @@ def run(args: argparse.Namespace) -> int:
     frontier = read_frontier(args.frontier) if args.frontier else None
     step = read_step(args)
     check_fits(schedule, step, args.schedule)
-    drawn = with_recorded_buckets(schedule)
-    ranks = _ranks(step, drawn)
+    ranks = _ranks(step, schedule)
     report = build_report(ranks, schedule, _context(args, step, schedule, ranks), frontier)
     if clusters:
-        report = _with_clusters(report, scale(step, drawn, clusters))
+        report = _with_clusters(report, scale(step, with_recorded_buckets(schedule), clusters))
     if args.policies:
         report = _with_policies(report, step)
     write_bytes(args.output, render(report).encode())
@@ -87,11 +92,13 @@ def _ranks(step: StepInput, schedule: Schedule) -> list[RankInput]:
         trace = step.traces.load(rank)
         for graph in graphs(trace):
             if graph.index == chosen.index:
+                planned = with_scheduled_buckets(graph, schedule, step.traces)
                 found.append(
                     RankInput(
                         graph=graph,
+                        planned_graph=planned,
                         stock=simulate([graph], None, step.cost),
-                        scheduled=simulate([graph], schedule, step.cost),
+                        scheduled=simulate([planned], schedule, step.cost),
                         power=trace.power,
                     )
                 )

@@ -8,14 +8,18 @@ import sys
 from typing import Any
 
 from kareus.cli.clusters import add_cluster_arguments, clusters_of, scale, scaling_document
-from kareus.cli.inputs import StepInput, add_step_arguments, read_step, with_recorded_buckets
-from kareus.errors import InputError, MismatchError, UsageError
+from kareus.cli.inputs import (
+    StepInput,
+    add_step_arguments,
+    read_step,
+    with_recorded_buckets,
+    with_scheduled_buckets,
+)
+from kareus.errors import MismatchError, UsageError
 from kareus.model.simulate import Simulation, simulate
-from kareus.plan.buckets import regrouped
 from kareus.report.tables import print_scaling, print_simulate
 from kareus.schedule import Schedule
 from kareus.trace.identity import fingerprint
-from kareus.trace.types import StepGraph
 
 
 def add_parser(subparsers: Any) -> None:
@@ -53,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
     stock = simulate([step.graph], None, step.cost)
     scheduled = None
     if schedule is not None:
-        scheduled = simulate([_with_buckets(step, schedule)], schedule, step.cost)
+        scheduled = simulate([with_scheduled_buckets(step.graph, schedule, step.traces)], schedule, step.cost)
         schedule = with_recorded_buckets(schedule)
     document = simulate_document(step, stock, scheduled)
     if clusters:
@@ -67,24 +71,6 @@ def run(args: argparse.Namespace) -> int:
         if clusters:
             print_scaling(document)
     return 0
-
-
-def _with_buckets(step: StepInput, schedule: Schedule) -> StepGraph:
-    """The recorded step, with the schedule's DDP buckets where it sets their size.
-
-    Raises:
-        InputError: how buckets of that size would fill cannot be worked out.
-    """
-    if schedule.ddp_bucket_cap_mb is None:
-        return step.graph
-    manifest = step.traces.manifest
-    found = regrouped(step.graph, manifest.gradients if manifest else (), schedule.ddp_bucket_cap_mb)
-    if found is None:
-        raise InputError(
-            f"the schedule sets DDP buckets of {schedule.ddp_bucket_cap_mb:g} MB, but the trace does not show how "
-            "buckets fill: expected a recording of stock's buckets with the gradients in its manifest; record again"
-        )
-    return found
 
 
 def check_fits(schedule: Schedule, step: StepInput, where: str) -> None:

@@ -49,11 +49,13 @@ class RankInput:
     """One rank: its recorded step, and that step simulated as stock and under the schedule.
 
     Attributes:
-        graph: the step. stock, scheduled: simulations of this rank by itself.
+        graph: the step. planned_graph: what the schedule was simulated on: the same step, or the step with
+            other DDP buckets. stock, scheduled: simulations of this rank by itself, of one graph each.
         power: samples beside the recording, None where none were taken.
     """
 
     graph: StepGraph
+    planned_graph: StepGraph
     stock: Simulated
     scheduled: Simulated
     power: PowerSamples | None = None
@@ -135,8 +137,11 @@ def _title(graph: StepGraph) -> str:
 
 def _view(rank: RankInput, schedule: Schedule) -> RankView:
     stock, after = (
-        simulated(rank.graph, *_times(simulation), round(simulation.time_us * 1e3), under)
-        for simulation, under in ((rank.stock, None), (rank.scheduled, schedule))
+        simulated(graph, *_times(simulation), round(simulation.time_us * 1e3), under)
+        for graph, simulation, under in (
+            (rank.graph, rank.stock, None),
+            (rank.planned_graph, rank.scheduled, schedule),
+        )
     )
     before = recorded(rank.graph, rank.power)
     return RankView(rank=rank.graph.rank, before=before, stock=stock, after=after)
@@ -152,7 +157,9 @@ def predicted(simulation: Simulated) -> Effect:
 
 
 def _effects(rank: RankInput, schedule: Schedule) -> list[CollectiveEffect | None]:
-    """For each decision, its collective's fate in the two simulations."""
+    """For each decision, its collective's fate in the two simulations; None for a bucket that stock has not."""
+    if rank.planned_graph is not rank.graph:
+        return [None] * len(schedule.decisions)
     found = collective_effects(rank.graph, _times(rank.stock), _times(rank.scheduled))
     by_key = {collective_key(c): e for c, e in zip(rank.graph.collectives, found, strict=True)}
     return [by_key.get(decision.collective) for decision in schedule.decisions]

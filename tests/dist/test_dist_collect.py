@@ -79,6 +79,10 @@ def test_ddp_recording_has_buckets_in_order(world: tuple[Path, dict[str, list[An
             units = [c.unit for c in step.collectives]
             assert units == [f"bucket.{i}" for i in range(len(units))]
             assert len(units) > 1
+            assert traces.manifest is not None
+            gradients = traces.manifest.gradients  # what the plan fills other buckets with
+            assert sum(g.num_bytes for g in gradients) == sum(c.num_bytes for c in step.collectives)
+            assert {g.module for g in gradients} <= set(step.modules)
 
 
 def test_folders_that_are_not_shared_are_gathered_to_rank_0(

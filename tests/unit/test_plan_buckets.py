@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,15 +11,24 @@ from made_up_graph import MAIN, MadeUpOp, made_up_graph
 
 pytest.importorskip("ortools")
 
+from kareus.cli.inputs import with_scheduled_buckets
+from kareus.errors import InputError
 from kareus.model.cost import CostModel
 from kareus.model.simulate import simulate
 from kareus.plan.buckets import best_buckets, regrouped
 from kareus.plan.knobs import Knobs
 from kareus.plan.planner import Goal, make_plan
+from kareus.report.build import Context, RankInput, build_report
+from kareus.report.data import Timeline
+from kareus.schedule import Schedule
+from kareus.trace.graph import graphs
+from kareus.trace.identity import fingerprint
 from kareus.trace.manifest import Gradient
+from kareus.trace.ranks import TraceSet
 from kareus.trace.spans import find_spans
 from kareus.trace.types import CollectiveKind, CollectiveOp, KernelClass, OpKind, Phase, StepGraph
 
+DDP_TRACE = Path(__file__).parents[2] / "traces" / "ddp-nvlink-default"
 MIB = 1 << 20
 COST = CostModel.assumed("cpu", 0).with_values({"all_reduce.gb_per_s": 1.0, "power_limit_w": 5000.0})
 SIZES = {"a": 12 * MIB, "b": 12 * MIB, "c": 2 * MIB}  # registration order: backward goes c, b, a
@@ -152,3 +162,32 @@ def test_the_plan_sets_the_size_only_where_the_job_asks_for_it():
     assert left.schedule.ddp_bucket_cap_mb is None
     assert [k.unit for k in left.schedule.fingerprint.collectives] == ["bucket.0", "bucket.1"]
     assert make_plan(step(), COST, KNOBS, Goal()).schedule.ddp_bucket_cap_mb is None
+
+
+def test_a_report_draws_the_buckets_that_the_schedule_sets():
+    graph = step()
+    plan = make_plan(graph, COST, KNOBS, Goal(), gradients=gradients())
+    planned = regrouped(graph, gradients(), 1.0)
+    assert planned is not None
+    rank = RankInput(
+        graph=graph,
+        planned_graph=planned,
+        stock=simulate([graph], None, COST),
+        scheduled=simulate([planned], plan.schedule, COST),
+    )
+    view = build_report([rank], plan.schedule, Context(subject="made up", verified=False)).ranks[0]
+    assert reduces_drawn(view.before) == reduces_drawn(view.stock) == len(REDUCES)
+    assert reduces_drawn(view.after) == len(SIZES)
+
+
+def reduces_drawn(timeline: Timeline) -> int:
+    return sum(part.kind.is_communication for track in timeline.tracks for part in track.slices)
+
+
+def test_simulate_and_report_refuse_buckets_that_the_recording_does_not_explain(tmp_path: Path):
+    traces = TraceSet.open(DDP_TRACE)
+    graph = graphs(traces.load(0))[-1]
+    schedule = Schedule(fingerprint=fingerprint(graph), ddp_bucket_cap_mb=2.0)
+    assert with_scheduled_buckets(graph, Schedule(fingerprint=fingerprint(graph)), traces) is graph
+    with pytest.raises(InputError, match=r"DDP buckets of 2 MB, but .*record again"):
+        with_scheduled_buckets(graph, schedule, traces)

@@ -61,7 +61,9 @@ def schedule(graph: StepGraph) -> Schedule:
 
 @pytest.fixture(scope="module")
 def built(graph: StepGraph, schedule: Schedule) -> ReportData:
-    rank = RankInput(graph=graph, stock=Played(graph, 1.01), scheduled=Played(graph, 0.95))
+    rank = RankInput(
+        graph=graph, planned_graph=graph, stock=Played(graph, 1.01), scheduled=Played(graph, 0.95)
+    )
     context = Context(subject="a trace", verified=False, serialised=Played(graph, 1.1))
     return build_report([rank], schedule, context)
 
