@@ -121,7 +121,8 @@ class Bench:
                 if key.kind == "all_reduce":
                     dist.all_reduce(torch.zeros(total // len(buckets)))
                     continue
-                whole, part = torch.zeros(sizes[key.unit]), torch.zeros(sizes[key.unit] // 2)
+                part = torch.zeros(-(-sizes[key.unit] // dist.get_world_size()))  # padded as FSDP2 pads
+                whole = torch.zeros(len(part) * dist.get_world_size())
                 if key.kind == "all_gather":
                     dist.all_gather_into_tensor(whole, part)
                 else:
