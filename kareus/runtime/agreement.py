@@ -1,147 +1,28 @@
-"""Ranks agree before anything is installed, and stay in step afterwards.
+"""Ranks agree before anything is installed.
 
-All exchange is JSON bytes or float vectors over a small group of its own (gloo beside NCCL), never
-pickle, and every wait has a timeout no longer than the process group's.
+One small vector of digests a rank shows whether all hold the same schedule, model and settings; that is the
+whole cost of agreement where they do. Where they do not, rank 0's schedule and everybody's problems follow.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from hashlib import sha256
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
-import numpy as np
-import torch
 import torch.distributed as dist
 
 from kareus.errors import InputError, MismatchError
-from kareus.runtime import torch_api
+from kareus.runtime.exchange import Exchange
 from kareus.schedule import SCHEMA, Fingerprint, Schedule
 from kareus.schema import decode_document
 
 MAX_DIFFERENCES = 12
+DIGEST_BYTES = 6  # what a float64 holds exactly
+GROUPS_IN_VECTOR = 4  # evenly spaced rank tuples a rank can name in the vector: HSDP has two
 
-
-class Pending(Protocol):
-    """An exchange under way."""
-
-    def result(self, timeout_s: float) -> list[list[float]] | None:
-        """Return one vector per rank, or None where it did not arrive in time."""
-
-
-class Exchange(Protocol):
-    """How ranks tell each other things."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return every rank's JSON-encodable value, in rank order; blocks."""
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Return rank 0's bytes; blocks."""
-
-    def start(self, vector: list[float]) -> Pending:
-        """Begin to gather one float vector of equal length from every rank; does not block."""
-
-
-class _DonePending:
-    def __init__(self, vectors: list[list[float]]) -> None:
-        self._vectors = vectors
-
-    def result(self, timeout_s: float) -> list[list[float]]:
-        return self._vectors
-
-
-class AloneExchange:
-    """A job of one process, or torch's fake process group, where nobody answers."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the own value."""
-        return [value]
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Return the own bytes."""
-        return data
-
-    def start(self, vector: list[float]) -> Pending:
-        """Return the own vector."""
-        return _DonePending([vector])
-
-
-class _GroupPending:
-    def __init__(self, work: dist.Work, buffer: torch.Tensor, keep: torch.Tensor) -> None:
-        self._work, self._buffer, self._keep = work, buffer, keep
-
-    def result(self, timeout_s: float) -> list[list[float]] | None:
-        try:
-            self._work.wait(timedelta(seconds=timeout_s))
-        except RuntimeError:
-            return None
-        return [[float(x) for x in row] for row in self._buffer.tolist()]
-
-
-class GroupExchange:
-    """Exchange over a process group.
-
-    Args:
-        group: a group of all ranks. device: where its tensors must be ("cpu" with gloo).
-    """
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        self.group, self.device = group, device
-        self.world_size = dist.get_world_size(group)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Gather JSON values: first their lengths, then the padded bytes."""
-        data = msgspec.json.encode(value)
-        length = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
-        lengths = [torch.zeros_like(length) for _ in range(self.world_size)]
-        dist.all_gather(lengths, length, group=self.group)
-        sizes = [int(item) for item in lengths]
-        mine = torch.zeros(max(sizes), dtype=torch.uint8)
-        mine[: len(data)] = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
-        mine = mine.to(self.device)
-        parts = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(parts, mine, group=self.group)
-        return [
-            msgspec.json.decode(part.cpu().numpy().tobytes()[:size])
-            for part, size in zip(parts, sizes, strict=True)
-        ]
-
-    def broadcast(self, data: bytes) -> bytes:
-        """Broadcast rank 0's bytes: first the length, then the content."""
-        source = dist.get_global_rank(self.group, 0)
-        length = torch.tensor([len(data)], dtype=torch.int64, device=self.device)
-        dist.broadcast(length, src=source, group=self.group)
-        content = torch.zeros(int(length), dtype=torch.uint8)
-        if dist.get_rank(self.group) == 0 and data:
-            content = torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
-        content = content.to(self.device)
-        if int(length):
-            dist.broadcast(content, src=source, group=self.group)
-        return content.cpu().numpy().tobytes()
-
-    def start(self, vector: list[float]) -> Pending:
-        """Start an asynchronous all-gather of float64 vectors."""
-        mine = torch.tensor(vector, dtype=torch.float64, device=self.device)
-        rows = torch.zeros(self.world_size, len(vector), dtype=torch.float64, device=self.device)
-        work = dist.all_gather(list(rows.unbind(0)), mine, group=self.group, async_op=True)
-        return _GroupPending(work, rows, mine)
-
-
-def make_exchange(device: torch.device) -> Exchange:
-    """Create the exchange of this job; every rank must call it.
-
-    The group is gloo's, so that nothing of it ever touches a GPU stream; where torch was built without
-    gloo the default group carries the few blocking exchanges of attach.
-    """
-    if dist.get_world_size() == 1 or torch_api.backend_name() == "fake":
-        return AloneExchange()
-    if not dist.is_gloo_available():
-        return GroupExchange(dist.group.WORLD, device)  # type: ignore[arg-type]
-    timeout = timedelta(seconds=min(60.0, torch_api.group_timeout_s()))
-    group = dist.new_group(backend="gloo", timeout=timeout, group_desc="kareus_control")
-    return GroupExchange(group, torch.device("cpu"))
+Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,11 +33,13 @@ class Agreement:
         schedule: rank 0's, the same object content everywhere; None for a job without one.
         problems: why it may not be replayed, the same list on every rank; empty when it fits.
         warnings: differences in conditions (torch, GPU, ...) that only re-arm the guard.
+        tuples: rank tuples of every rank's groups, sorted.
     """
 
     schedule: Schedule | None
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    tuples: tuple[Ranks, ...] = ()
 
 
 def describe_difference(mine: Schedule, other: Schedule) -> list[str]:
@@ -188,6 +71,7 @@ def agree(
     job: Fingerprint,
     settings: dict[str, str],
     environment_problem: str,
+    tuples: list[Ranks],
 ) -> Agreement:
     """Compare schedules, jobs and settings over all ranks; every rank returns the same answer.
 
@@ -197,37 +81,82 @@ def agree(
         schedule: what this rank was given. local_problem: why it could not be read, "" otherwise.
         job: this rank's fingerprint. settings: arguments of attach that must be equal on all ranks.
         environment_problem: a variable that overrides the schedule's budgets, "" otherwise.
+        tuples: ranks of the groups that this rank communicates in.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
+    own = [text for text in (local_problem, environment_problem) if text]
+    fits = schedule is None or not schedule.fingerprint.differences(job)
+    warnings = _condition_warnings(schedule, job)
     data = schedule.to_bytes() if schedule is not None else b""
-    chosen_bytes = exchange.broadcast(data)
-    chosen, problems = _decode(chosen_bytes)
-    if local_problem:
-        problems.append(local_problem)
-    if environment_problem:
-        problems.append(environment_problem)
+    # A digest of the units too, since every rank receives every answer: a thousand lists would be megabytes.
+    shape = sha256(msgspec.json.encode((job.wrapper, job.world_size, job.units))).digest()
+    digests = [
+        float(bool(own) or not fits),
+        *_digest(data),
+        *_digest(shape),
+        *_digest(msgspec.json.encode(sorted(settings.items()))),
+        *_digest(msgspec.json.encode(warnings)),
+    ]
+    rows = exchange.compare(digests + _tuple_words(tuples))
+    everyone = _tuples_of([row[len(digests) :] for row in rows])
+    if everyone is None:
+        everyone = _exchange_tuples(exchange, tuples)
+    if all(row[: len(digests)] == [0.0, *digests[1:]] for row in rows):
+        return Agreement(schedule=schedule, warnings=tuple(warnings), tuples=everyone)
+    problems, chosen, answers = _settle(exchange, schedule, data, job, settings, own, shape.hex())
+    return Agreement(
+        schedule=chosen,
+        problems=tuple(problems),
+        warnings=tuple(_merge(answers, "warnings")),
+        tuples=everyone,
+    )
+
+
+def _settle(
+    exchange: Exchange,
+    schedule: Schedule | None,
+    data: bytes,
+    job: Fingerprint,
+    settings: dict[str, str],
+    own: list[str],
+    shape: str,
+) -> tuple[list[str], Schedule | None, list[dict[str, Any]]]:
+    """Take rank 0's schedule and collect what every rank has against it: (problems, schedule, answers)."""
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    chosen, problems = _decode(exchange.broadcast(data))
+    problems += own
     if schedule is not None and chosen is None and not problems:
         problems.append("a schedule was given here, rank 0 has none")
-    warnings: list[str] = []
     if chosen is not None:
         if settings.get("mode") == "None":
             settings = {**settings, "mode": "replay"}  # given nothing itself, this rank does what rank 0 does
         if schedule is not None and schedule.digest() != chosen.digest():
             problems += describe_difference(schedule, chosen)
         problems += chosen.fingerprint.differences(job)
-        for name, value in chosen.fingerprint.conditions.items():
-            if name in job.conditions and job.conditions[name] != value:
-                warnings.append(f"schedule was made with {name} {value}, this job has {job.conditions[name]}")
-    # A digest, since every rank receives every answer: a thousand lists of units would be megabytes.
-    shape = sha256(msgspec.json.encode((job.wrapper, job.world_size, job.units))).hexdigest()
     answers = exchange.gather(
-        {"problems": problems[:MAX_DIFFERENCES], "warnings": warnings, "settings": settings, "shape": shape}
+        {
+            "problems": problems[:MAX_DIFFERENCES],
+            "warnings": _condition_warnings(chosen, job),
+            "settings": settings,
+            "shape": shape,
+        }
     )
-    return Agreement(
-        schedule=chosen,
-        problems=tuple(_merge(answers, "problems") + _unequal(answers, rank)),
-        warnings=tuple(_merge(answers, "warnings")),
-    )
+    return _merge(answers, "problems") + _unequal(answers, rank), chosen, answers
+
+
+def _condition_warnings(schedule: Schedule | None, job: Fingerprint) -> list[str]:
+    """Name conditions of the schedule that this job does not have."""
+    made = schedule.fingerprint.conditions if schedule is not None else {}
+    return [
+        f"schedule was made with {name} {value}, this job has {job.conditions[name]}"
+        for name, value in made.items()
+        if name in job.conditions and job.conditions[name] != value
+    ]
+
+
+def _digest(data: bytes) -> list[float]:
+    """Two words of a SHA-256 that a float64 holds exactly: 96 bits."""
+    digest = sha256(data).digest()
+    return [float(int.from_bytes(digest[at : at + DIGEST_BYTES], "little")) for at in (0, DIGEST_BYTES)]
 
 
 def _decode(data: bytes) -> tuple[Schedule | None, list[str]]:
@@ -260,24 +189,39 @@ def _unequal(answers: list[dict[str, Any]], rank: int) -> list[str]:
     return found
 
 
-def exchange_tuples(exchange: Exchange, mine: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Return the rank tuples of every rank's groups, sorted, the same list on every rank.
-
-    Evenly spaced ranks travel as (first, count, stride): a thousand ranks of one group say so in three
-    numbers each.
-    """
-    found = {
-        tuple(range(row[1], row[1] + row[2] * row[3], row[3])) if row[0] else tuple(row[1:])
-        for rows in exchange.gather([_packed(ranks) for ranks in mine])
-        for row in rows
-    }
-    return sorted(found)
+def _tuple_words(tuples: list[Ranks]) -> list[float]:
+    """Return rank tuples in a fixed number of words: how many, then (first, count, stride); -1 if they do not fit."""
+    packed = [_packed(ranks) for ranks in tuples]
+    room = 3 * GROUPS_IN_VECTOR
+    if len(packed) > GROUPS_IN_VECTOR or any(row[0] == 0 for row in packed):
+        return [-1.0] + [0.0] * room
+    words = [float(number) for row in packed for number in row[1:]]
+    return [float(len(packed)), *words, *[0.0] * (room - len(words))]
 
 
-def _packed(ranks: tuple[int, ...]) -> list[int]:
+def _tuples_of(rows: list[list[float]]) -> tuple[Ranks, ...] | None:
+    """Return all rank tuples of all ranks' words; None where those of one rank did not fit."""
+    if any(row[0] < 0 for row in rows):
+        return None
+    packed = {(1, *map(int, row[at : at + 3])) for row in rows for at in range(1, 1 + 3 * int(row[0]), 3)}
+    return tuple(sorted(_unpacked(list(row)) for row in packed))
+
+
+def _exchange_tuples(exchange: Exchange, mine: list[Ranks]) -> tuple[Ranks, ...]:
+    """The same for tuples of any number and shape, as JSON."""
+    rows = (row for answer in exchange.gather([_packed(ranks) for ranks in mine]) for row in answer)
+    return tuple(sorted({_unpacked(row) for row in rows}))
+
+
+def _packed(ranks: Ranks) -> list[int]:
+    """Evenly spaced ranks as (1, first, count, stride): a thousand ranks of one group in three numbers."""
     stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
     even = stride > 0 and ranks == tuple(range(ranks[0], ranks[0] + len(ranks) * stride, stride))
     return [1, ranks[0], len(ranks), stride] if even else [0, *ranks]
+
+
+def _unpacked(row: list[int]) -> Ranks:
+    return tuple(range(row[1], row[1] + row[2] * row[3], row[3])) if row[0] else tuple(row[1:])
 
 
 def mismatch_error(problems: tuple[str, ...]) -> MismatchError:

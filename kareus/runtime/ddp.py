@@ -11,10 +11,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from kareus.runtime import torch_api
-from kareus.runtime.agreement import Exchange
 from kareus.runtime.conductor import Conductor, StepMeasure, Ticket
 from kareus.runtime.ddp_hook import GradientScaling, HookSlot, hook_slot, refuse_foreign_hook
 from kareus.runtime.divergence import Flight
+from kareus.runtime.exchange import Exchange
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.launch import LaunchBoard
 
@@ -145,7 +145,11 @@ class DdpDriver:
         on_cpu = self.timeline.device.type == "cpu"
         self.conductor.watch.leave(flight, None if on_cpu else ended)
 
-    def prepare(self, exchange: Exchange) -> None:
+    def order_hash(self) -> int:
+        """Nothing that ranks would have to agree on."""
+        return 0
+
+    def prepare(self, exchange: Exchange | None) -> None:
         """Nothing to agree on: buckets are issued in their own order."""
 
     def end_step(self) -> None:

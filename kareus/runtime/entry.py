@@ -16,14 +16,7 @@ from torch import nn
 
 from kareus.errors import InputError, UsageError
 from kareus.runtime import ddp, fsdp2, torch_api
-from kareus.runtime.agreement import (
-    Exchange,
-    GroupExchange,
-    agree,
-    exchange_tuples,
-    make_exchange,
-    mismatch_error,
-)
+from kareus.runtime.agreement import agree, mismatch_error
 from kareus.runtime.clocks import open_clocks
 from kareus.runtime.compute_sms import open_compute_sms
 from kareus.runtime.conductor import Conductor
@@ -31,6 +24,7 @@ from kareus.runtime.ddp_hook import refuse_foreign_hook
 from kareus.runtime.divergence import Watch
 from kareus.runtime.energy import MeterSampler, open_sampler
 from kareus.runtime.environment import budget_problem, connection_warning
+from kareus.runtime.exchange import Exchange, GroupExchange, make_exchange
 from kareus.runtime.fingerprint import Job, describe_job, fingerprint, sequence_problem
 from kareus.runtime.guard import Guard, GuardSettings
 from kareus.runtime.ladder import Ladder, build_ladder
@@ -108,6 +102,7 @@ def attach(
         job=mine,
         settings={"mode": str(mode), "clocks": clocks, "on_mismatch": on_mismatch, "guard": repr(guard)},
         environment_problem=budget_problem(plan, os.environ, torch_api.backend_name()),
+        tuples=_own_tuples(job),
     )
     for text in answer.warnings:
         tally.add("conditions_differ", f"{text}; the guard compares it with stock again")
@@ -124,7 +119,7 @@ def attach(
         tally.add("mismatch", str(error))
         chosen, reason = None, str(error)
     return _assemble(
-        job, exchange, tally, chosen,
+        job, exchange, tally, chosen, list(answer.tuples),
         optimizer=optimizer, mode=mode, mine=mine, reason=reason, guard=guard, clocks=clocks,
         records=records or torch_api.environment("KAREUS_RECORDS"), watch_after_s=watch_after_s,
         prometheus=prometheus or torch_api.environment("KAREUS_PROMETHEUS"),
@@ -147,6 +142,7 @@ def _assemble(
     exchange: Exchange,
     tally: Tally,
     schedule: Schedule | None,
+    tuples: list[tuple[int, ...]],
     *,
     optimizer: Optimizers | None,
     mode: Mode | None,
@@ -169,7 +165,6 @@ def _assemble(
         after_s=watch_after_s if watch_after_s is not None else min(60.0, timeout_s / 2),
         store=torch_api.job_store(),
     )
-    tuples = _all_tuples(exchange, job)
     kinds = ddp.KINDS if job.wrapper == "ddp" else fsdp2.KINDS
     ladder, paths = Ladder(), _plain_paths()
     if schedule is not None:
@@ -224,8 +219,12 @@ def _assemble(
     return session
 
 
-def _start_replay(session: Session, exchange: Exchange) -> str:
-    """Fix what depends on the observed step; returns why the schedule does not fit it."""
+def _start_replay(session: Session, exchange: Exchange | None) -> str:
+    """Fix what depends on the observed step; returns why the schedule does not fit it.
+
+    Args:
+        exchange: None where all ranks observed the same order.
+    """
     if session.schedule is None or session.driver is None:
         return ""
     session.driver.prepare(exchange)
@@ -263,13 +262,11 @@ def _plain_paths() -> dict[Path, CollectivePath]:
     return {Path.NCCL: GroupPath()}
 
 
-def _all_tuples(exchange: Exchange, job: Job) -> list[tuple[int, ...]]:
-    """Return the rank tuples of every rank's groups, the same list everywhere."""
+def _own_tuples(job: Job) -> list[tuple[int, ...]]:
+    """Return the ranks of each group that this rank's units or buckets communicate in."""
     if job.wrapper == "ddp":
-        mine = [torch_api.group_ranks(job.root.process_group)]  # type: ignore[arg-type]
-    else:
-        mine = sorted({torch_api.group_ranks(g) for u in job.units for g in torch_api.unit_groups(u.group)})
-    return exchange_tuples(exchange, mine)
+        return [torch_api.group_ranks(job.root.process_group)]  # type: ignore[arg-type]
+    return sorted({torch_api.group_ranks(g) for u in job.units for g in torch_api.unit_groups(u.group)})
 
 
 def _copy_path(

@@ -6,6 +6,7 @@ and deferral hang on methods of the parameter groups (`fsdp2_units`).
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -14,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 from kareus.runtime import torch_api
-from kareus.runtime.agreement import Exchange
 from kareus.runtime.conductor import Conductor, Ticket
 from kareus.runtime.deferral import ReduceDeferral
+from kareus.runtime.exchange import Exchange
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.fsdp2_comm import PlannedAllGather, PlannedReduceScatter
 from kareus.runtime.fsdp2_units import wrap_unit
@@ -174,11 +175,17 @@ class Fsdp2Driver:
         elif target not in self._issued and not torch_api.is_gathered(unit.group):
             torch_api.prefetch_unshard(unit.group, target[1])
 
-    def prepare(self, exchange: Exchange) -> None:
+    def order_hash(self) -> int:
+        """Return 32 bits of the observed pass, 0 where no launch point depends on it."""
+        return zlib.crc32(msgspec.json.encode(self._tokens)) if self._targets else 0
+
+    def prepare(self, exchange: Exchange | None) -> None:
         """Fix the issue order of launched all-gathers from rank 0's observed pass; all ranks call it."""
         if not self._targets:
             return
-        tokens = msgspec.json.decode(exchange.broadcast(msgspec.json.encode(self._tokens)), type=list[str])
+        tokens = self._tokens
+        if exchange is not None:
+            tokens = msgspec.json.decode(exchange.broadcast(msgspec.json.encode(tokens)), type=list[str])
         self._windows = plan_windows(tokens, self._targets)
         for point in self._windows.dropped:
             self.tally.add(

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kareus.runtime.agreement import Exchange, Pending
+from kareus.runtime.exchange import Exchange, Pending
 from kareus.runtime.guard import Guard
 from kareus.runtime.records import Arm, Tally
 
@@ -24,12 +24,14 @@ class StepFacts:
 
     Attributes:
         arm: it ran in. issue_hash: of its collectives, 32 bits. sequence: hash of their names alone.
+        order: hash of what the driver met in an observed step (`Driver.order_hash`).
         time_us: filled when the device has done it; NaN before. energy_j: NaN unknown.
     """
 
     arm: Arm
     issue_hash: int
     sequence: int
+    order: int = 0
     time_us: float = float("nan")
     energy_j: float = float("nan")
 
@@ -53,7 +55,7 @@ class Pilot:
             in the third.
         settle: called before a block's figures are sent; must fill in the times of steps up to an index.
         on_start: called on all ranks at the boundary where the schedule begins to be used; returns why
-            it must not be, the same on all ranks.
+            it must not be, the same on all ranks. It is given no exchange where all ranks saw the same order.
     """
 
     guard: Guard
@@ -62,7 +64,7 @@ class Pilot:
     has_schedule: bool
     timeout_s: float
     settle: Callable[[int], None] = lambda _: None
-    on_start: Callable[[Exchange], str] = lambda _: ""
+    on_start: Callable[[Exchange | None], str] = lambda _: ""
     facts: dict[int, StepFacts] = field(default_factory=dict)
     _count: int = 0
     reason: str = ""
@@ -132,13 +134,14 @@ class Pilot:
             return "observe"
         before, now = self.facts[index - 1], self.facts[index]
         stable = float(before.sequence == now.sequence and now.sequence != 0)
-        rows = self.exchange.start([stable, float(now.sequence)]).result(self.timeout_s)
+        rows = self.exchange.start([stable, float(now.sequence), float(now.order)]).result(self.timeout_s)
         if rows is None:
             return self._leave("a rank did not reach the step boundary in time")
         if index + 1 >= self.min_observe and all(row[0] == 1.0 for row in rows):
             if any(row[1] != rows[0][1] for row in rows):
                 return self._leave("ranks issue different collectives")
-            problem = self.on_start(self.exchange)
+            alike = all(row[2] == rows[0][2] for row in rows)
+            problem = self.on_start(None if alike else self.exchange)
             if problem:
                 return self._leave(problem)
             self._start = index + 1

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from kareus.runtime.agreement import Exchange
 from kareus.runtime.conductor import Conductor
 from kareus.runtime.energy import EnergyWindows, Sampler
+from kareus.runtime.exchange import Exchange
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.pilot import Pilot, StepFacts
 from kareus.runtime.records import RecordWriter, StepRecord, Tally
@@ -27,8 +27,14 @@ class Driver(Protocol):
     def uninstall(self) -> None:
         """Let go of it."""
 
-    def prepare(self, exchange: Exchange) -> None:
-        """Agree on what depends on an observed step; all ranks call it at the same boundary."""
+    def order_hash(self) -> int:
+        """Return 32 bits of what `prepare` fixes: equal on all ranks where it has nothing to agree on."""
+
+    def prepare(self, exchange: Exchange | None) -> None:
+        """Fix what depends on an observed step, after rank 0 or, without an exchange, as this rank saw it.
+
+        All ranks call it at the same boundary.
+        """
 
     def end_step(self) -> None:
         """Complete what is measured of the step that ends."""
@@ -177,6 +183,8 @@ class Session:
         measure, issues = conductor.begin_step()
         arm, index = conductor.arm, self.step_count
         facts = StepFacts(arm=arm, issue_hash=issues.value, sequence=issues.sequence)
+        if arm == "observe" and self.driver is not None:
+            facts.order = self.driver.order_hash()
         clock_mhz = self._read_sampler(facts)
         if arm == "scheduled":
             self.issued = tuple(issues.keys)

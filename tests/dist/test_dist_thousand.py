@@ -28,13 +28,13 @@ def job(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"ranks": request.param, **json.loads(done.stdout.splitlines()[-1])}
 
 
-def test_attach_exchanges_as_often_with_a_thousand_ranks_as_with_eight(job: dict[str, Any]) -> None:
-    assert job["attach_calls"] == ["broadcast", "gather", "gather"]
-    assert job["bytes_sent_by_a_rank"] < 4096
+def test_agreement_is_one_small_collective_with_a_thousand_ranks_as_with_eight(job: dict[str, Any]) -> None:
+    assert job["attach_calls"] == ["compare"]
+    assert job["bytes_sent_by_a_rank"] < 256
 
 
-def test_nothing_blocks_in_a_step_but_the_one_that_fixes_the_order(job: dict[str, Any]) -> None:
-    assert job["blocking_calls_in_steps"] == ["broadcast"]  # rank 0's order, once, after the observed steps
+def test_nothing_blocks_in_a_scheduled_step(job: dict[str, Any]) -> None:
+    assert job["blocking_calls_in_steps"] == []
     assert job["started_in_steps"] <= 1 + job["steps"] // 10
     assert job["arms"].count("scheduled") >= 20
 

@@ -48,8 +48,17 @@ class EchoExchange:
             answers[-1]["problems"] = ["forward_prefetch is 1 here, rank 0 has 2"]
         return answers
 
+    def compare(self, vector: list[float]) -> list[list[float]]:
+        self.calls.append("compare")
+        self.sent += 8 * len(vector)
+        rows = [list(vector) for _ in range(self.ranks)]
+        if self.odd_rank:
+            rows[-1][0] = 1.0
+        return rows
+
     def broadcast(self, data: bytes) -> bytes:
         self.calls.append("broadcast")
+        self.sent += len(data)
         return data
 
     def start(self, vector: list[float]) -> Answered:

@@ -15,8 +15,9 @@ from torch import nn
 
 import kareus
 from kareus.errors import MismatchError, UsageError
-from kareus.runtime.agreement import AloneExchange, agree, describe_difference, mismatch_error
+from kareus.runtime.agreement import agree, describe_difference, mismatch_error
 from kareus.runtime.environment import budget_problem, connection_warning
+from kareus.runtime.exchange import AloneExchange
 from kareus.runtime.ladder import Ladder, limit_budgets, wanted_rungs
 from kareus.runtime.paths import chunk_sizes, sum_in_rank_order
 from kareus.schedule import (
@@ -69,7 +70,7 @@ def test_empty_ladder_leaves_every_group_alone() -> None:
 def settle(plan: Schedule | None, *, job: Fingerprint = JOB, local: str = "", environment: str = "") -> Any:
     return agree(
         AloneExchange(), schedule=plan, local_problem=local, job=job, settings={"mode": "replay"},
-        environment_problem=environment,
+        environment_problem=environment, tuples=[(0, 1)],
     )  # fmt: skip
 
 
@@ -110,6 +111,104 @@ def test_difference_names_the_collective_and_both_values() -> None:
         "all_gather(a, forward): num_ctas is 4 here, rank 0 has 8",
         "forward_prefetch is 1 here, rank 0 has None",
     ]
+
+
+class Rank:
+    """One of the ranks that `settle_together` runs in turn: says the same until all have spoken, then is told."""
+
+    def __init__(self, index: int, said: list[dict[str, Any]]) -> None:
+        self.index, self.said, self.calls = index, said, []
+
+    def _tell(self, what: str, value: Any) -> Any:
+        self.calls.append(what)
+        words = f"{len(self.calls)} {what}"
+        self.said[self.index][words] = value
+        if any(words not in said for said in self.said):
+            raise Waits
+        return [said[words] for said in self.said]
+
+    def compare(self, vector: list[float]) -> Any:
+        return self._tell("compare", vector)
+
+    def gather(self, value: Any) -> Any:
+        return self._tell("gather", value)
+
+    def broadcast(self, data: bytes) -> Any:
+        return self._tell("broadcast", data)[0]
+
+    def start(self, vector: list[float]) -> Any:
+        raise NotImplementedError
+
+
+class Waits(Exception):
+    """A rank stands in a collective that others have not reached."""
+
+
+def settle_together(*ranks: dict[str, Any]) -> list[tuple[Any, list[str]]]:
+    """Let ranks agree; return each one's answer and the collectives it took."""
+    said: list[dict[str, Any]] = [{} for _ in ranks]
+    found: dict[int, tuple[Any, list[str]]] = {}
+    for _ in range(10):
+        for index, own in enumerate(ranks):
+            rank = Rank(index, said)
+            arguments = {
+                "schedule": None, "local_problem": "", "job": JOB, "settings": {"mode": "replay"},
+                "environment_problem": "", "tuples": [(0, 1)], **own,
+            }  # fmt: skip
+            try:
+                found[index] = (agree(rank, **arguments), rank.calls)
+            except Waits:
+                continue
+        if len(found) == len(ranks):
+            return [found[index] for index in range(len(ranks))]
+    raise AssertionError("ranks do not meet in the same collectives")
+
+
+def test_ranks_that_hold_the_same_take_one_collective() -> None:
+    plan = schedule(forward_prefetch=2)
+    for answer, calls in settle_together(*[{"schedule": plan}] * 3):
+        assert calls == ["compare"]
+        assert (answer.schedule, answer.problems, answer.tuples) == (plan, (), ((0, 1),))
+
+
+def test_a_rank_without_the_file_takes_rank_0_s() -> None:
+    plan = schedule(forward_prefetch=2)
+    for answer, _ in settle_together({"schedule": plan}, {"settings": {"mode": "None"}}):
+        assert (answer.schedule, answer.problems) == (plan, ())
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"schedule": schedule(forward_prefetch=3)}, "rank 1: forward_prefetch is 3 here, rank 0 has 2"),
+        ({"schedule": schedule(forward_prefetch=2), "settings": {"mode": "collect"}}, "rank 1: mode is 'collect'"),
+        ({"schedule": schedule(forward_prefetch=2), "local_problem": "not JSON"}, "rank 1: not JSON"),
+        ({"schedule": None, "local_problem": "s.json: no such file"}, "rank 1: s.json: no such file"),
+        (
+            {"schedule": schedule(forward_prefetch=2), "job": Fingerprint(wrapper="fsdp2", world_size=2, units=())},
+            "rank 1: the model's units differ from rank 0's",
+        ),
+    ],
+)  # fmt: skip
+def test_what_differs_on_one_rank_is_named_on_all(other: dict[str, Any], said: str) -> None:
+    answers = [answer for answer, _ in settle_together({"schedule": schedule(forward_prefetch=2)}, other)]
+    assert answers[0].problems == answers[1].problems
+    assert any(text.startswith(said) for text in answers[0].problems)
+
+
+@pytest.mark.parametrize(
+    ("tuples", "calls"),
+    [
+        ([[(0, 1), (0, 2)], [(0, 1), (1, 3)], [(2, 3), (0, 2)], [(2, 3), (1, 3)]], ["compare"]),  # HSDP
+        ([[(0, 1, 3)], [(0, 1, 3)], [(2,)], [(0, 1, 3)]], ["compare", "gather"]),  # uneven
+        ([[(0, k) for k in range(1, 7)], [], [], []], ["compare", "gather"]),  # more than fit
+    ],
+)
+def test_every_rank_learns_all_groups(tuples: list[list[tuple[int, ...]]], calls: list[str]) -> None:
+    everyone = tuple(sorted({ranks for mine in tuples for ranks in mine}))
+    for answer, taken in settle_together(*[{"tuples": mine} for mine in tuples]):
+        assert answer.tuples == everyone
+        assert taken == calls
 
 
 # Environment

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kareus.runtime.agreement import AloneExchange
+from kareus.runtime.exchange import AloneExchange
 from kareus.runtime.guard import Guard, GuardSettings, compare_arms
 from kareus.runtime.pilot import Pilot, StepFacts
 from kareus.runtime.records import Tally
