@@ -14,6 +14,10 @@ set -euo pipefail
 
 : "${HEAD:?set HEAD to the first host}" "${HOSTS:?set HOSTS to the number of hosts}"
 
+# A store for each attempt: the launchers' own lives through restarts, and a restarted worker finds its peers'
+# addresses of before in it (connection refused, then a wait for nobody).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE="${TORCH_DISABLE_SHARE_RDZV_TCP_STORE:-1}"
+
 exec torchrun \
     --nnodes "$HOSTS" \
     --nproc-per-node "${PER_HOST:-gpu}" \

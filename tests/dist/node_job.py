@@ -171,6 +171,39 @@ def lost(rank: int, restart: int, *, wrapper: str, how: str, folder: str) -> Any
     return result
 
 
+def restarted(rank: int, restart: int, *, wrapper: str, folder: str) -> Any:
+    """Rank 1 is killed in a scheduled step; torchrun starts all again, and training goes on from a checkpoint."""
+    file = Path(folder, f"checkpoint{rank}.pt")
+    schedule = planned(wrapper, rank)
+    stock = make(wrapper)
+    expected = train(stock, optimizer_of(stock), rank, 30)
+    model = make(wrapper)
+    optimizer = optimizer_of(model)
+    first = 0
+    if restart:
+        saved = torch.load(file)
+        first = saved["step"]
+        model.load_state_dict(saved["model"])
+        optimizer.load_state_dict(saved["optimizer"])
+    session = kareus.attach(model, optimizer, schedule=schedule if rank == 0 else None, guard=OFF)
+    losses = []
+    for step in range(first, 30):
+        if step == 8 and not restart:
+            torch.save({"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
+            dist.barrier()  # both checkpoints are whole
+        if step == 12 and not restart and rank == 1:
+            assert session.records[-1].arm == "scheduled"
+            os.kill(os.getpid(), signal.SIGKILL)
+        losses += train(model, optimizer, rank, 1, first=step)
+    session.detach()
+    return {
+        "first": first,
+        "equal": losses == expected[first:] and weights(model) == weights(stock),
+        "arms": [r.arm for r in session.records],
+        "reason": session.report()["reason"],
+    }
+
+
 def collect(rank: int, restart: int, *, wrapper: str, folders: list[str]) -> Any:
     """Record without a shared folder: each host has one of its own."""
     return record(rank, dist.get_world_size(), wrapper=wrapper, folders=folders, steps=14)

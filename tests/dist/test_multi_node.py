@@ -63,6 +63,7 @@ def run_job(
     meanwhile: Callable[[netns_hosts.Cluster, Path], None] | None = None,
     group_timeout_s: float = 60.0,
     leave_notes: tuple[int, ...] = (),
+    max_restarts: int = 0,
 ) -> Run:
     """Run parts of `node_job` on fresh hosts; `meanwhile` acts once rank 1 has left its note.
 
@@ -74,11 +75,15 @@ def run_job(
         "NODE_JOB_TIMEOUT_S": str(group_timeout_s),
         "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])]),
         "PYTHONWARNINGS": "ignore",
+        # The launchers' store lives through restarts: a restarted worker finds its peers' addresses of before
+        # there (connection refused). So torch makes a store for each attempt.
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     with netns_hosts.hosts(num_hosts, rate_mbit=RATE_MBIT) as cluster:
         cluster.start(
             [str(HERE / "node_job.py"), str(folder), json.dumps(parts)],
             env=environment,
+            max_restarts=max_restarts,
         )
         if meanwhile is not None:
             note = folder / "stopped"
@@ -214,6 +219,19 @@ def test_process_killed_ends_in_torch_s_error_at_once(tmp_path: Path) -> None:
     assert survivor["arms"].count("scheduled") >= 6
     assert not survivor["active"]
     assert run.results(1) == []
+
+
+def test_restart_after_a_killed_worker_attaches_again_and_trains_on_as_stock(tmp_path: Path) -> None:
+    part = ("restarted", {"wrapper": "ddp", "folder": str(tmp_path)})
+    run = run_job(tmp_path, 2, [part], timeout_s=120, group_timeout_s=20, max_restarts=3)
+    output = "\n".join(f.output[-3000:] for f in run.finished)
+    assert [f.returncode for f in run.finished] == [0, 0], output
+    for rank in range(2):
+        (result,) = (r for restart in range(1, 4) for r in run.results(rank, restart) if "error" not in r)
+        assert result["first"] == 8
+        assert result["equal"]
+        assert result["reason"] == ""
+        assert result["arms"].count("scheduled") >= 16
 
 
 def test_host_cut_off_mid_step_ends_in_torch_s_error_in_its_own_time(tmp_path: Path) -> None:
