@@ -19,8 +19,14 @@ pytestmark = pytest.mark.skipif(
     not (DATA / "stage_profile").is_dir(), reason=f"published stage profiles not at {DATA}; set KAREUS_SHARED"
 )
 
-# Energy against all-maximum clocks, no straggler, at 12, 24, 48 micro-batches (Perseus, notebook outputs).
-HEADLINE = {"gpt3-175b": (-15.2, -14.2, -13.6), "bloom": (-10.5, -7.1, -5.2)}
+# Energy against all-maximum clocks, no straggler, percent (Perseus, notebook outputs); Bloom on the A40 was
+# published too (-7.0, -4.5, -3.1, -2.4), its stage profile not.
+MICRO_BATCHES = (12, 24, 48, 96)
+HEADLINE = {
+    ("gpt3-175b", "a100_sxm"): (-15.2, -14.2, -13.6, -13.3),
+    ("bloom", "a100_sxm"): (-10.5, -7.1, -5.2, -4.3),
+    ("gpt3-175b", "a40"): (-11.8, -10.2, -9.3, -8.9),
+}
 
 
 def rows(path):
@@ -29,10 +35,16 @@ def rows(path):
 
 
 @cache
-def frontier(model, gpu, micro_batches, unit_s=None):
+def frontier(model, gpu, micro_batches, unit_s=None, **effort):
     profile = read_stage_profile(DATA / f"stage_profile/{model}+{gpu}_bf16.csv")
     power = BLOCKING_POWER_W["A100" if gpu.startswith("a100") else "A40"]
-    return plan_pipeline(one_f_one_b(8, micro_batches), profile, blocking_power_w=power, time_unit_s=unit_s)
+    pipeline = one_f_one_b(8, micro_batches)
+    return plan_pipeline(pipeline, profile, blocking_power_w=power, time_unit_s=unit_s, **effort)
+
+
+def quick_frontier(model, gpu, micro_batches):
+    """With few points and without the search that narrows gaps, which never makes a plan worse."""
+    return frontier(model, gpu, micro_batches, points=200, search_work=0)
 
 
 def energy_at(plans, time_s):
@@ -67,12 +79,14 @@ def test_gap_is_proven_within_half_a_percent(model):
     assert len(plans.time_s) > 1000
 
 
-@pytest.mark.parametrize("model", ["gpt3-175b", "bloom"])
-@pytest.mark.parametrize("which", [0, 1])
-def test_headline_savings_come_back_within_a_point(model, which):
-    plans = frontier(model, "a100_sxm", 12 * 2**which)
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "gpu"), HEADLINE, ids=[f"{m}-{g}" for m, g in HEADLINE])
+@pytest.mark.parametrize("which", range(4), ids=[f"{n}-micro-batches" for n in MICRO_BATCHES])
+def test_headline_savings_come_back_within_a_point(model, gpu, which):
+    plans = quick_frontier(model, gpu, MICRO_BATCHES[which])
     saving = 100 * (plans.energy_j[0] / plans.max_clock_energy_j - 1)  # the fastest plan, as published
-    assert saving == pytest.approx(HEADLINE[model][which], abs=1.0)
+    assert plans.time_s[0] <= plans.max_clock_time_s * (1 + 1e-9)
+    assert saving == pytest.approx(HEADLINE[model, gpu][which], abs=1.0)
 
 
 def test_all_maximum_clocks_reproduce_the_published_baseline():
