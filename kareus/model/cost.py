@@ -136,14 +136,22 @@ class CostModel:
         return replace(self, constants={**self.constants, **changed}, notes=(*self.notes, *notes))
 
     def with_values(self, values: Mapping[str, float]) -> CostModel:
-        """Return a copy with some values replaced, their intervals moved along and their sources kept."""
+        """Return a copy with some values replaced, their sources kept.
+
+        Intervals keep their relative width: a link found a thousand times slower is no less well known.
+        Where there is none (a value of 0 or another sign) they keep their absolute one.
+        """
         changed = {}
         for name, value in values.items():
             old = self.constants[name]
+            factor = value / old.value if old.value else 0.0
+            below, above = old.value - old.low, old.high - old.value
+            if factor > 0:
+                below, above = below * factor, above * factor
             changed[name] = Constant(
                 value=value,
-                low=value - (old.value - old.low),
-                high=value + (old.high - old.value),
+                low=value - below,
+                high=value + above,
                 unit=old.unit,
                 source=old.source,
                 note=old.note,

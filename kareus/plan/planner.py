@@ -142,6 +142,11 @@ def _better(plan: Plan, other: Plan, found: Regrouped, goal: Goal) -> Plan:
         f"DDP buckets of {found.cap_mb:g} MB: stock's step simulates at {found.stock_us / 1000:.2f} ms, with "
         f"these alone at {found.time_us / 1000:.2f} ms; the bound is that of the step with these buckets"
     )
+    if found.graph.world_size > 2:
+        note += (
+            "; with more than two ranks other buckets add gradients in another order: losses differ from "
+            "stock's in the last bits"
+        )
     notes = tuple(text for text in other.schedule.notes if text != other.kept_stock)
     schedule = msgspec.structs.replace(
         other.schedule,

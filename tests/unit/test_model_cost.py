@@ -43,11 +43,22 @@ def test_a_constant_outside_its_interval_is_refused() -> None:
         Constant(value=3.0, low=0.0, high=2.0, unit="W", source="assumed")
 
 
-def test_with_values_moves_the_interval() -> None:
-    cost = CostModel.assumed("NVIDIA H200", 132).with_values({"static_power_w": 100.0})
-    constant = cost.constants["static_power_w"]
-    assert constant.value == 100.0
-    assert constant.low == pytest.approx(100.0 - 123 * 0.2)
+@pytest.mark.parametrize("factor", [0.001, 0.5, 3.0])
+def test_with_values_keeps_the_interval_s_relative_width(factor: float) -> None:
+    cost = CostModel.assumed("NVIDIA H200", 132)
+    old = cost.constants["all_gather.gb_per_s"]
+    new = cost.with_values({"all_gather.gb_per_s": old.value * factor}).constants["all_gather.gb_per_s"]
+    assert new.value == pytest.approx(old.value * factor)
+    assert new.low == pytest.approx(old.low * factor)
+    assert new.high == pytest.approx(old.high * factor)
+    assert new.source == old.source
+
+
+def test_with_values_keeps_the_absolute_width_where_there_is_no_relative_one() -> None:
+    cost = CostModel.assumed("NVIDIA H200", 132)
+    old = cost.constants["all_gather.gb_per_s"]
+    new = cost.with_values({"all_gather.gb_per_s": 0.0}).constants["all_gather.gb_per_s"]
+    assert (new.low, new.high) == (old.low - old.value, old.high - old.value)
 
 
 def test_profile_round_trip_and_merge(tmp_path) -> None:

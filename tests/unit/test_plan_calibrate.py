@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from plan_samples import COST
 
 from kareus.model.rates import wire_bytes
+from kareus.model.uncertainty import uncertainty
 from kareus.plan.calibrate import fit_link
 from kareus.trace.ranks import Alignment, Matched
 from kareus.trace.types import CollectiveKind
@@ -50,3 +52,8 @@ def test_a_faster_link_is_believed_only_of_a_complete_job():
     fast = COST[NAME] * 3
     assert fit_link(COST, recorded(fast, complete=False), 2) is COST
     assert abs(fit_link(COST, recorded(fast), 2)[NAME] / fast - 1) < 1e-3
+
+
+def test_a_link_a_thousand_times_slower_is_as_well_known():
+    fitted = fit_link(COST, recorded(COST[NAME] / 1000), 2)
+    assert uncertainty(fitted).bandwidth == pytest.approx(uncertainty(COST).bandwidth)
