@@ -141,7 +141,7 @@ def test_readers_say_what_is_wrong_and_where(tmp_path):
     with pytest.raises(InputError, match="occurs twice"):
         read_series_csv(bad)
     bad.write_text("timestamp,value\n")
-    with pytest.raises(InputError, match="no values"):
+    with pytest.raises(InputError, match="no rows"):
         read_series_csv(bad)
     bad.write_text('{"items": []}')
     with pytest.raises(InputError, match="another document"):

@@ -11,6 +11,6 @@ on tables; those that also run in a training loop are plain objects the loop cal
     twente, twente_switch   SM and memory clock per kernel, switching free or paid (Twente)
     kareus26            budgeted search over clock, SMs and launch point (Kareus '26)
     choose, rules       rules for picking one frontier point, and how users write them
-    tables              recorded tables of all these kinds
+    csv_file, tables    CSV files as spreadsheets write them, and recorded tables of all these kinds
     ground              all of them on one recorded step, for `kareus compare`
 """

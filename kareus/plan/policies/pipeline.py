@@ -8,7 +8,6 @@ gradients that travel between stages. Orders are those of the 1F1B and interleav
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from kareus.errors import InputError, UsageError
+from kareus.plan.policies.csv_file import read_number, read_rows
 
 Kind = Literal["forward", "backward"]
 
@@ -148,27 +148,23 @@ def read_stage_profile(path: str | os.PathLike[str]) -> dict[tuple[int, Kind], t
         InputError: unreadable, a missing column, an unknown instruction or a number that makes no sense.
     """
     profile: dict[tuple[int, Kind], list[StageOption]] = {}
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file), 1):
-                key, option = _profile_row(row, f"{path}, row {number}")
-                profile.setdefault(key, []).append(option)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}; expected a CSV stage profile") from error
-    if not profile:
-        raise InputError(f"{path}: no rows; expected stage,instruction,frequency,time,energy")
+    for count, row in enumerate(
+        read_rows(path, "a stage profile with stage,instruction,frequency,time,energy"), 1
+    ):
+        key, option = _profile_row(row, f"{path}, row {count}")
+        profile.setdefault(key, []).append(option)
     return {key: tuple(options) for key, options in profile.items()}
 
 
 def _profile_row(row: Mapping[str, str], where: str) -> tuple[tuple[int, Kind], StageOption]:
     try:
-        stage, clock = int(row["stage"]), int(float(row["frequency"]))
-        time_s, energy_j = float(row["time"]), float(row["energy"])
+        stage, clock = int(row["stage"]), int(read_number(row, "frequency"))
+        time_s, energy_j = read_number(row, "time"), read_number(row, "energy")
         name = row["instruction"]
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
             f"{where}: expected numbers under stage, frequency (MHz), time (s), energy (J) "
-            f"and a name under instruction, found {dict(row)}"
+            f"and a name under instruction, found {dict(row)} ({error})"
         ) from error
     if not (
         math.isfinite(time_s) and time_s > 0 and math.isfinite(energy_j) and energy_j >= 0 and stage >= 0

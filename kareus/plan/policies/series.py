@@ -6,7 +6,6 @@ previous value and the time of day, trained on the last day: the features of Cha
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import os
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kareus.errors import InputError, UsageError
+from kareus.plan.policies.csv_file import read_number, read_rows
 
 DAY_S = 86_400.0
 TRAINED_ON = 48  # values: a day of half hours
@@ -87,19 +87,15 @@ def read_series_csv(
         InputError: unreadable, a missing column, a time or number that cannot be read.
     """
     times, values = [], []
-    try:
-        with open(path, newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file), 1):
-                try:
-                    times.append(_seconds(row[time_column]))
-                    values.append(float(row[column]))
-                except (KeyError, TypeError, ValueError) as error:
-                    raise InputError(
-                        f"{path}, row {number}: expected an ISO time under {time_column!r} and a number "
-                        f"under {column!r} ({error}); columns are {list(row)}"
-                    ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {path}: {error}; expected a CSV series") from error
+    for count, row in enumerate(read_rows(path, "a CSV series"), 1):
+        try:
+            times.append(_seconds(row[time_column]))
+            values.append(read_number(row, column))
+        except (KeyError, TypeError, ValueError) as error:
+            raise InputError(
+                f"{path}, row {count}: expected an ISO time under {time_column!r} and a number "
+                f"under {column!r} ({error}); columns are {list(row)}"
+            ) from error
     return make_series(times, values, str(path))
 
 
@@ -112,7 +108,7 @@ def read_electricity_maps(path: str | os.PathLike[str]) -> Series:
         InputError: unreadable, not JSON, or without such a list.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             document: Any = json.load(file)
     except (OSError, ValueError) as error:
         raise InputError(
@@ -148,7 +144,7 @@ def read_series(path: str | os.PathLike[str], *, column: str = "value") -> Serie
         InputError: as the two readers do.
     """
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             begins = file.read(4096).lstrip()[:1]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}; expected a CSV or Electricity Maps JSON") from error

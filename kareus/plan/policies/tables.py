@@ -12,7 +12,6 @@ The kind is told by the header, never by the file's name.
 
 from __future__ import annotations
 
-import csv
 import itertools
 import math
 import os
@@ -20,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kareus.errors import InputError
 from kareus.plan.policies.choose import Point
+from kareus.plan.policies.csv_file import read_number, read_rows
 from kareus.plan.policies.twente import Kernel, KernelOption
 from kareus.plan.policies.zeus import LimitCost
 
@@ -169,14 +169,7 @@ def read_kernels(path: str | os.PathLike[str]) -> tuple[list[Kernel], list[int]]
 
 
 def _rows(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [{k: v for k, v in row.items() if k is not None} for row in csv.DictReader(file)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"cannot read {path}: {error}; expected a CSV table") from error
-    if not rows:
-        raise InputError(f"{path}: no rows; expected a header and at least one row")
-    return rows
+    return read_rows(path, "a CSV table")
 
 
 Reader = Callable[[Row, str | os.PathLike[str], int], LimitCost]
@@ -264,10 +257,10 @@ def _group(row: Row) -> str:
 
 def _figure(row: Row, column: str, path: str | os.PathLike[str], number: int) -> float:
     try:
-        value = float(row[column])
+        value = read_number(row, column)
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path}, row {number}: expected a number under {column!r}, found {row.get(column)!r}; "
+            f"{path}, row {number}: expected a number under {column!r}, found {row.get(column)!r} ({error}); "
             f"columns are {', '.join(row)}"
         ) from error
     if not 0 < value < math.inf:
@@ -277,10 +270,11 @@ def _figure(row: Row, column: str, path: str | os.PathLike[str], number: int) ->
 
 def _change(row: Row, column: str, path: str | os.PathLike[str], number: int) -> float:
     try:
-        value = float(row[column]) / 100
+        value = read_number(row, column) / 100
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(
-            f"{path}, row {number}: expected a change in percent under {column!r}, found {row.get(column)!r}"
+            f"{path}, row {number}: expected a change in percent under {column!r}, found {row.get(column)!r} "
+            f"({error})"
         ) from error
     if not -1 < value < math.inf:
         raise InputError(f"{path}, row {number}: expected a change above -100 %, found {row[column]}")
