@@ -100,11 +100,14 @@ def _describe(
 ) -> CollectiveOp:
     dtype, width = kernels.dtype_of(args.dtype) if args else ("", 0)
     numel = max(args.in_elements, args.out_elements) if args else 0
+    group = _ranks(args.group_ranks) if args else ()
     return CollectiveOp(
         kind=kind,
         num_bytes=numel * width or copied,
         dtype=dtype,
-        group=_ranks(args.group_ranks) if args else (),
+        group=group,
+        group_size=(args.group_size if args else 0) or len(group),
+        group_description=args.group_description if args else "",
         group_name=args.group_name if args else "",
         sequence=args.sequence if args else -1,
         num_ctas=0 if served else grid,

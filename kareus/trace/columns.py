@@ -42,6 +42,7 @@ class GpuArgs(msgspec.Struct, gc=False):
     group_size: Loose = msgspec.field(name="Group size", default=None)
     dtype: Loose = None
     group_name: Loose = msgspec.field(name="Process Group Name", default=None)
+    group_description: Loose = msgspec.field(name="Process Group Description", default=None)
     group_ranks: Loose = msgspec.field(name="Process Group Ranks", default=None)
     sequence: Loose = msgspec.field(name="Seq", default=None)
 

@@ -54,6 +54,8 @@ class CompactCollective(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     ordinal: int
     path: str
     numel: int
+    group_size: int = 0
+    group_description: str = ""
 
 
 class CompactTrace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

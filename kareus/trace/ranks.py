@@ -22,13 +22,11 @@ from kareus.trace.jsonstream import EventStream
 from kareus.trace.kernels import Rule
 from kareus.trace.kineto import _RANK_IN_NAME, read_trace
 from kareus.trace.manifest import FILE_NAME, Manifest
+from kareus.trace.matching import match_keys
 from kareus.trace.rawtrace import mapping, whole
 from kareus.trace.types import (
     I64,
     CollectiveKind,
-    CollectiveOp,
-    OpKind,
-    OpTable,
     PowerSamples,
     Trace,
     TraceWarning,
@@ -281,29 +279,6 @@ def _missing(
             f"{' (' + reasons + ')' if reasons else ''}; without them a collective's cost is an upper bound",
         ),
     )
-
-
-def match_keys(ops: OpTable, collectives: Sequence[CollectiveOp]) -> dict[tuple[object, ...], int]:
-    """Return the op of each collective by a key that is the same on every rank of its group.
-
-    Sequence numbers identify a collective where recorded; else its kind, size and order in the group.
-    Copy-engine copies and groups of one rank are left out: nobody meets in them.
-    """
-    counts: dict[tuple[object, ...], int] = defaultdict(int)
-    found: dict[tuple[object, ...], int] = {}
-    for op in np.flatnonzero(ops.kind == OpKind.COLLECTIVE):
-        collective = collectives[int(ops.collective[op])]
-        if collective.path == "copy_engine" or (collective.group and len(collective.group) == 1):
-            continue
-        group: object = collective.group or collective.group_name
-        if collective.sequence >= 0:
-            key: tuple[object, ...] = (group, "seq", collective.sequence)
-        else:
-            base = (group, collective.kind, collective.num_bytes)
-            counts[base] += 1
-            key = (*base, counts[base])
-        found[key] = int(op)
-    return found
 
 
 def _table(

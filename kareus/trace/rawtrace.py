@@ -63,6 +63,8 @@ class CommArgs:
     group_name: str
     group_ranks: str
     sequence: int
+    group_size: int = 0
+    group_description: str = ""
 
 
 @dataclass
@@ -290,6 +292,8 @@ def _comm_args(args: GpuArgs) -> CommArgs:
         group_name=str(args.group_name if args.group_name is not None else ""),
         group_ranks=str(args.group_ranks or ""),
         sequence=one_int(args.sequence),
+        group_size=max(0, one_int(args.group_size)),
+        group_description=str(args.group_description or ""),
     )
 
 

@@ -31,7 +31,7 @@ from kareus.trace.lags import (
     predecessors,
     release_keys,
 )
-from kareus.trace.ranks import match_keys
+from kareus.trace.matching import match_keys
 from kareus.trace.types import I64, OpKind, StepGraph
 
 __all__ = ["Lags", "ReplayError", "Replayed", "judge", "learn", "replay", "replay_ranks"]

@@ -156,7 +156,8 @@ class CollectiveOp:
         kind: what it does.
         num_bytes: the larger of its input and output message, bytes; 0 unknown.
         dtype: "bf16", "fp32", ... or "" unknown.
-        group: ranks of its process group, () unknown. group_name: the group's name, "" unknown.
+        group: ranks of its process group, () unknown. group_size: how many, 0 unknown.
+        group_name, group_description: the group's name and what it is for, "" unknown.
         sequence: sequence number in the group, -1 unknown.
         num_ctas: grid of its kernel (SMs it holds), 0 for the copy engine or unknown.
         unit: module path of the FSDP unit, "bucket.N" for DDP, "" for root or unknown.
@@ -178,6 +179,8 @@ class CollectiveOp:
     ordinal: int = 0
     path: str = "nccl"
     numel: int = 0
+    group_size: int = 0
+    group_description: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
