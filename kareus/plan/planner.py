@@ -26,7 +26,7 @@ from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, lower
 from kareus.plan.policies.choose import Point as Choice
 from kareus.plan.policies.rules import Rule
-from kareus.plan.problem import StepProblem, build_problem, with_limits
+from kareus.plan.problem import StepProblem, build_problem, whole, with_limits
 from kareus.plan.repair import without_circles
 from kareus.schedule import Effect, Proof, Schedule
 from kareus.trace.manifest import Gradient
@@ -287,10 +287,10 @@ def _limited(step: StepProblem, goal: Goal, stock: Point) -> tuple[Any, Objectiv
     """
     least_time = step.problem.governed and goal.deadline_us is None and not goal.max_slowdown
     if goal.energy_budget_j is not None:
-        return with_limits(step.problem, energy_mj=math.floor(goal.energy_budget_j * 1000)), Objective.TIME
+        return with_limits(step.problem, energy_mj=whole(goal.energy_budget_j * 1000)), Objective.TIME
     if goal.deadline_us is not None:
-        return with_limits(step.problem, time_us=math.floor(goal.deadline_us)), Objective.ENERGY
-    limit_us = math.ceil(stock.time_us * (1 + (goal.max_slowdown or 0.0)))
+        return with_limits(step.problem, time_us=whole(goal.deadline_us)), Objective.ENERGY
+    limit_us = whole(stock.time_us * (1 + (goal.max_slowdown or 0.0)))
     return with_limits(step.problem, time_us=limit_us), Objective.TIME if least_time else Objective.ENERGY
 
 

@@ -9,6 +9,7 @@ its average power. The levels then lie close around the clock stock settles at, 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -114,6 +115,11 @@ def with_limits(
     """Return the problem with further limits; the card's own power limit stays."""
     limits = replace(problem.limits, time_us=time_us, energy_mj=energy_mj, memory_bytes=memory_bytes)
     return replace(problem, limits=limits)
+
+
+def whole(limit: float) -> int:
+    """Whole units within a limit; one that misses a whole number only by rounding, as 4.035 x 1000, means it."""
+    return math.floor(limit * (1 + 1e-9))
 
 
 def _kinds(spans: tuple[Span, ...]) -> tuple[list[str], tuple[int, ...], list[list[int]]]:

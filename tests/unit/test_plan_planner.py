@@ -17,6 +17,7 @@ from kareus.plan.improve import WITHIN_NOISE, improve
 from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, decisions_of, lower
 from kareus.plan.planner import Goal, Plan, make_plan
+from kareus.plan.problem import whole
 from kareus.schedule import Effect, Path, Schedule
 from solver import judge
 
@@ -84,6 +85,15 @@ def test_limits_nobody_meets_name_the_least_possible():
         planned(Goal(deadline_us=1000.0))
     with pytest.raises(InfeasibleError, match=r"energy: at least \d+ mJ is needed, the limit is 1000 mJ"):
         planned(Goal(energy_budget_j=1.0))
+
+
+def test_a_limit_equal_to_a_points_own_figures_allows_that_point():
+    assert all(whole(mj / 1000 * 1000) == mj for mj in range(1, 100_000))
+    assert [whole(x) for x in (4.035 * 1000, 4034.99, 100 * 1.15)] == [4035, 4034, 115]
+    found = planned().solution
+    again = planned(Goal(energy_budget_j=found.energy_mj / 1000)).solution
+    assert again.time_us <= found.time_us
+    assert again.energy_mj <= found.energy_mj
 
 
 def test_more_knobs_and_more_time_never_cost():

@@ -16,7 +16,6 @@ can look better than the certified plan through kinder assumptions, only through
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +24,7 @@ from kareus.model.cost import CostModel
 from kareus.plan.knobs import knobs_from
 from kareus.plan.options import OptionTable
 from kareus.plan.policies.kareus26 import budget_for, search
-from kareus.plan.problem import StepProblem, build_problem
+from kareus.plan.problem import StepProblem, build_problem, whole
 from kareus.trace.types import Phase, StepGraph
 from solver import Objective, Problem, Solution, SpanKind, Status, judge, solve
 
@@ -106,7 +105,7 @@ def compare_step(
         governed=governed,
         free=free,
         time_us=stock.time_us,
-        limit_us=math.floor(stock.time_us * (1 + max_slowdown)),
+        limit_us=whole(stock.time_us * (1 + max_slowdown)),
         energy_mj=stock.energy_mj,
         time_limit_s=time_limit_s,
     )
