@@ -18,7 +18,7 @@ from kareus.model.lanes import latest_starts, number_lanes, previous
 from kareus.model.prefix_sums import PrefixSums
 from kareus.model.span_work import SpanConfigs, SpanCosts, SpanWork
 from kareus.model.uncertainty import uncertainty
-from kareus.trace.types import F64, I64
+from kareus.trace.types import F64, I64, CollectiveKind
 
 _EPS = 1e-9
 MAX_LEVELS = 48  # distinct collectives in one call: sets of them are bit masks
@@ -275,7 +275,7 @@ class _Evaluation:
         energy = compute[self.clock] + communication
         free = self.base_time.sum(axis=1)[self.clock]
         contention = np.maximum(time - exposed - free, 0.0)
-        spread = uncertainty(self.cost)
+        spread = uncertainty(self.cost, (CollectiveKind(kind) for kind in work.kind))
         time_sd = np.sqrt(
             (spread.time * time) ** 2
             + (spread.bandwidth * exposed) ** 2

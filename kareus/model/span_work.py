@@ -66,7 +66,7 @@ class SpanCosts:
         time_us: until the span's compute and all it waits for are done. energy_j: dynamic only.
         exposed_us: time in which only collectives run.
         carry_us: communication still to do afterwards, alone (only what the span does not wait for).
-        time_hi_us, energy_hi_j: 95 % upper figures from the constants' intervals and the residual.
+        time_hi_us, energy_hi_j: upper ends of the 90 % intervals, from the constants' intervals and the residual.
     """
 
     time_us: F64

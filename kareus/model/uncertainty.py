@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from kareus.model.constants import kind_name
 from kareus.model.cost import Z90, CostModel
+from kareus.trace.types import CollectiveKind
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,16 +21,21 @@ class Uncertainty:
     communication: float
 
 
-def uncertainty(cost: CostModel) -> Uncertainty:
-    """Return relative standard deviations from a model's intervals (half of 90 % over 1.64)."""
+def uncertainty(cost: CostModel, kinds: Iterable[CollectiveKind]) -> Uncertainty:
+    """Return relative standard deviations from a model's intervals (half of 90 % over 1.64).
 
-    def spread(*names: str) -> float:
-        return max(cost.constants[name].relative_halfwidth for name in names) / Z90
+    Args:
+        cost: the model. kinds: collectives that run; what is not known of others does not matter.
+    """
+    names = sorted({kind_name(kind) for kind in kinds})
+
+    def spread(*constants: str) -> float:
+        return max((cost.constants[c].relative_halfwidth for c in constants), default=0.0) / Z90
 
     return Uncertainty(
         time=cost["time_residual"],
         energy=cost["energy_residual"],
-        bandwidth=spread("all_gather.gb_per_s", "reduce_scatter.gb_per_s"),
+        bandwidth=spread(*(f"{name}.gb_per_s" for name in names)),
         contention=spread("gemm.wave_share", "gemm.sm_share"),
-        communication=spread("all_gather.j_per_gb", "all_gather.w_per_cta"),
+        communication=spread(*(f"{name}.{q}" for name in names for q in ("j_per_gb", "w_per_cta"))),
     )

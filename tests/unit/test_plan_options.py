@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from plan_samples import COST, PLAIN, problem_of, recorded
 
+from kareus.model.constants import Constant
 from kareus.model.span_cost import evaluate
 from kareus.model.span_work import SpanConfigs, span_work
 from kareus.plan import options
@@ -133,3 +135,32 @@ def test_rungs_leave_out_stock_and_the_copy_engine():
                 table.settings.position[row] != table.settings.position[0]
             )
             assert option.changes == differs.sum() + table.settings.serialise[row]
+
+
+@pytest.mark.parametrize("share", [0.002, 0.1, 1.0])
+def test_worst_cases_stay_within_what_the_constants_intervals_allow(share: float):
+    names = ("all_gather.gb_per_s", "reduce_scatter.gb_per_s")
+    cost = COST.with_values({name: COST[name] * share for name in names})
+    graph = recorded()
+    span = busiest(graph)
+    table = option_table("span", span, span_work(graph, span), 5.0, wide(graph), cost, PLAIN, (1980,))
+    widest = max(c.relative_halfwidth for c in COST.constants.values() if c.value)
+    for option in table.kind.options:
+        assert option.time_us < option.worst_time_us <= option.time_us * (1 + 2 * widest)
+
+
+def test_what_is_unknown_of_collectives_that_do_not_run_widens_nothing():
+    graph = recorded("ddp-nvlink-default")  # all-reduces only
+    span = busiest(graph, most=10**6)
+
+    def worst(changed: str) -> list[int]:
+        old = COST.constants[changed]
+        wider = COST.with_constants({changed: replace_interval(old, old.value * 0.01, old.value * 9)})
+        table = option_table("span", span, span_work(graph, span), 0.0, wide(graph), wider, PLAIN, (1980,))
+        return [o.worst_time_us for o in table.kind.options]
+
+    assert sum(worst("reduce_scatter.gb_per_s")) < sum(worst("all_reduce.gb_per_s"))
+
+
+def replace_interval(constant: Constant, low: float, high: float) -> Constant:
+    return msgspec.structs.replace(constant, low=low, high=high)
