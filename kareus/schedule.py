@@ -22,6 +22,9 @@ SCHEMA = "kareus.schedule/1"
 MAX_CTAS = 32  # NCCL documents 1..32 thread blocks a communicator (config.max_ctas)
 
 
+COPY_SLOTS = 2  # of a copy-engine buffer: peers may still read one while the next is filled
+
+
 class Path(StrEnum):
     """How the bytes of a collective travel."""
 

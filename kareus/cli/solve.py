@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ def add_parser(subparsers: Any) -> None:
         default="off",
         help="plan SM clocks too (advise, apply) or leave them to the GPU (off, default)",
     )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        help="GPU memory the schedule may take beyond stock's, for communicators, copy-engine buffers and "
+        "parameters gathered for longer: 500MB, 1.5GiB, ... (default: no limit)",
+    )
     parser.add_argument("--robust", action="store_true", help="choose by the 90 %% worst case of the profile")
     parser.add_argument(
         "--time-limit", type=float, default=10.0, metavar="S", help="solver seconds (default 10)"
@@ -87,6 +94,23 @@ def percent(text: str | None) -> float | None:
     return value / 100
 
 
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def num_bytes(text: str | None) -> int | None:
+    """Return "500MB", "1.5 GiB" or "1000000" (bytes) as bytes.
+
+    Raises:
+        UsageError: not a size.
+    """
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([a-zA-Z]*)\s*", text)
+    if found is None or found[2].upper() not in _UNITS:
+        raise UsageError(f"--memory-limit {text!r}: expected a size such as 500MB, 1.5GiB or 1000000 (bytes)")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
 def run(args: argparse.Namespace) -> int:
     """Solve and write; see the parser's help."""
     _check_solver_package()
@@ -101,6 +125,7 @@ def run(args: argparse.Namespace) -> int:
         deadline_us=None if args.deadline_ms is None else args.deadline_ms * 1000,
         energy_budget_j=args.energy_budget_j,
         rule=None if args.choose is None else parse_rule(args.choose),
+        memory_bytes=num_bytes(args.memory_limit),
     )
     for path in (args.output, args.frontier):
         _check_folder(path)
@@ -151,6 +176,7 @@ def _save_finalists(plan: Plan, output: str, most: int) -> None:
 def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
     """Return the `kareus.solve/1` document of a plan."""
     solution = plan.solution
+    limit_bytes = plan.step.problem.limits.memory_bytes
     effect = plan.schedule.bound
     return {
         "schema": "kareus.solve/1",
@@ -182,6 +208,13 @@ def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
             "moves": plan.improved.moves,
             "evaluations": plan.improved.evaluations,
             "finalists": len(plan.improved.finalists),
+        },
+        "memory": {
+            "communicators_bytes": plan.memory.communicators,
+            "copy_buffers_bytes": plan.memory.copy_buffers,
+            "gathered_bytes": plan.memory.gathered,
+            "total_bytes": plan.memory.total,
+            "limit_bytes": limit_bytes,
         },
         "composition_error": {"stock": plan.composition_error[0], "scheduled": plan.composition_error[1]},
         "verified": plan.schedule.verified,

@@ -66,7 +66,7 @@ def improve(
     step: StepProblem,
     choices: tuple[int, ...],
     schedule: Schedule,
-    score: Callable[[Simulation], Score],
+    score: Callable[[Schedule, Simulation], Score],
     *,
     max_evaluations: int = MOST_EVALUATIONS,
     num_finalists: int = 3,
@@ -75,7 +75,7 @@ def improve(
 
     Args:
         step: the problem. choices: option of each span; clocks stay as they are.
-        schedule: the plan lowered. score: judges a simulated step.
+        schedule: the plan lowered. score: judges a schedule and its simulated step.
         max_evaluations: steps simulated at most; fewer for steps of many ops.
         num_finalists: plans kept for measuring beside the chosen one.
 
@@ -94,7 +94,9 @@ def improve(
             except InputError:  # launch points that wait for each other in a circle
                 seen[at] = None
             else:
-                seen[at] = _Seen(rows=at, schedule=changed, simulation=simulation, score=score(simulation))
+                seen[at] = _Seen(
+                    rows=at, schedule=changed, simulation=simulation, score=score(changed, simulation)
+                )
         return seen[at]
 
     most = max(min(max_evaluations, _MOST_OPS // max(len(step.graph.ops), 1)), 1)

@@ -19,6 +19,7 @@ from kareus.model.cost import CostModel
 from kareus.model.span_cost import evaluate
 from kareus.model.span_work import SpanConfigs, SpanCosts, SpanWork
 from kareus.plan.knobs import Knobs
+from kareus.schedule import COPY_SLOTS
 from kareus.trace.types import CollectiveKind, CollectiveOp, Span
 from solver.problem import Option, SpanKind
 
@@ -156,13 +157,16 @@ def option_table(
     cost: CostModel,
     knobs: Knobs,
     clocks_mhz: tuple[int, ...],
+    *,
+    limited_memory: bool = False,
 ) -> OptionTable:
     """Enumerate and price a span kind at every clock level, and keep what can be optimal.
 
     `pause_us` is added to every setting: launch gaps that no setting changes. Times and energies are
     rounded up, so no plan is promised to be better than the table. Where the clock is not ours, a setting
     that is worth keeping at one level is kept at all of them: which level the GPU will run follows from what
-    the same settings draw at the next one.
+    the same settings draw at the next one. Where memory is limited, a setting is dominated only by those
+    that need the same communicators and buffers.
     """
     settings = enumerate_settings(span, collectives, cost, knobs)
     stock = settings.num_ctas[0], settings.position[0]
@@ -173,12 +177,15 @@ def option_table(
     options: list[Option] = []
     rows: list[int] = []
     priced = _price(work, pause_us, settings, cost, clocks_mhz)
-    kept = [_non_dominated(costs, changes, always=(0, 1) if len(settings) > 1 else (0,)) for costs in priced]
+    buffers = _buffer_bytes(settings, tuple(collectives[m.row] for m in span.collectives))
+    needs = _needs(settings, buffers) if limited_memory else np.zeros(len(settings), np.int64)
+    always = (0, 1) if len(settings) > 1 else (0,)
+    kept = [_non_dominated(costs, changes, needs, always=always) for costs in priced]
     if knobs.clocks == "off":
         kept = [sorted(set().union(*kept))] * len(priced)
     for level, costs in enumerate(priced):
         for row in kept[level]:
-            options.append(_option(costs, settings, stock[0], changes, keys, int(row), level))
+            options.append(_option(costs, settings, stock[0], changes, keys, buffers, int(row), level))
             rows.append(int(row))
     return OptionTable(
         kind=SpanKind(name=name, options=tuple(options), stock=rows.index(0)),
@@ -194,6 +201,15 @@ def option_table(
 def ladder_key(collective: CollectiveOp) -> str:
     """The communicator family a budget is drawn from: rank tuple and kind."""
     return f"{_KIND_KEYS.get(collective.kind, 'other')}@{','.join(map(str, collective.group))}"
+
+
+def copy_buffer_bytes(collective: CollectiveOp) -> int:
+    """Symmetric memory that sending a collective by copy engine needs on each rank.
+
+    A rank publishes its shard of an all-gather, or its whole message otherwise, in slots used in turn.
+    """
+    shards = max(len(collective.group), 1) if collective.kind == CollectiveKind.ALL_GATHER else 1
+    return COPY_SLOTS * -(-collective.num_bytes // shards)
 
 
 def _price(
@@ -222,15 +238,34 @@ def _price(
     ]
 
 
-def _non_dominated(costs: SpanCosts, changes: NDArray[np.int64], always: tuple[int, ...]) -> list[int]:
-    """Rows no other row beats in time and energy, fewest changes first among equals, stock ahead of all."""
+def _buffer_bytes(settings: Settings, members: tuple[CollectiveOp, ...]) -> NDArray[np.int64]:
+    """Copy-engine buffers of each setting; collectives of one kind and group share theirs."""
+    found = np.zeros(len(settings), np.int64)
+    for key in {ladder_key(member) for member in members}:
+        alike = [j for j, member in enumerate(members) if ladder_key(member) == key]
+        needed = np.array([copy_buffer_bytes(members[j]) for j in alike], np.int64)
+        found += np.where(settings.num_ctas[:, alike] == 0, needed, 0).max(axis=1)
+    return found
+
+
+def _needs(settings: Settings, buffers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number of each setting's class: equal where budgets and buffers are equal."""
+    _, found = np.unique(np.column_stack([settings.num_ctas, buffers]), axis=0, return_inverse=True)
+    return np.asarray(found.reshape(-1), np.int64)
+
+
+def _non_dominated(
+    costs: SpanCosts, changes: NDArray[np.int64], needs: NDArray[np.int64], always: tuple[int, ...]
+) -> list[int]:
+    """Rows that none of equal needs beats in time and energy, fewest changes first, stock ahead of all."""
     time, energy = np.ceil(costs.time_us), np.ceil(costs.energy_j * 1000)
     order = np.lexsort((changes, energy, time))
-    kept, best = [], np.inf
+    kept: list[int] = []
+    best: dict[int, float] = {}
     for row in order:
-        if energy[row] < best:
+        if energy[row] < best.get(int(needs[row]), np.inf):
             kept.append(int(row))
-            best = energy[row]
+            best[int(needs[row])] = energy[row]
     return [*always, *(row for row in kept if row not in always)]
 
 
@@ -251,6 +286,7 @@ def _option(
     stock: NDArray[np.int64],
     changes: NDArray[np.int64],
     keys: tuple[str, ...],
+    buffers: NDArray[np.int64],
     row: int,
     level: int,
 ) -> Option:
@@ -262,6 +298,7 @@ def _option(
         energy_mj=math.ceil(costs.energy_j[row] * 1000),
         rungs=tuple(sorted(rungs)),
         changes=int(changes[row]),
+        memory_bytes=int(buffers[row]),
         worst_time_us=math.ceil(costs.time_hi_us[row]),
         worst_energy_mj=math.ceil(costs.energy_hi_j[row] * 1000),
     )

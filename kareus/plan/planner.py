@@ -24,6 +24,7 @@ from kareus.plan.buckets import Regrouped, best_buckets
 from kareus.plan.improve import WITHIN_NOISE, Improved, Score, improve
 from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, lower
+from kareus.plan.memory import ExtraMemory, extra_memory
 from kareus.plan.policies.choose import Point as Choice
 from kareus.plan.policies.rules import Rule
 from kareus.plan.problem import StepProblem, build_problem, whole, with_limits
@@ -43,19 +44,21 @@ RULE_POINTS = 40  # of the frontier a rule chooses from
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Goal:
-    """What the user asked for; at most one of the four.
+    """What the user asked for; at most one of the first four.
 
     Attributes:
         max_slowdown: least energy within this share over stock's time (0.05 is 5 %).
         deadline_us: least energy within this step time.
         energy_budget_j: least time within this energy.
         rule: chooses among the points of the frontier; its step time then is the deadline.
+        memory_bytes: for what the plan needs on each GPU beyond stock, None without a limit.
     """
 
     max_slowdown: float | None = None
     deadline_us: float | None = None
     energy_budget_j: float | None = None
     rule: Rule | None = None
+    memory_bytes: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +80,7 @@ class Plan:
         composition_error: (sum of spans - simulated step) / simulated step, for stock and the solver's plan.
         measured_us: the recorded step.
         improved: what local search on the simulated step added, None where stock was kept.
+        memory: what the schedule needs beyond stock.
         kept_stock: why the plan was not used, "" where it is.
     """
 
@@ -91,6 +95,7 @@ class Plan:
     composition_error: tuple[float, float]
     measured_us: float
     improved: Improved | None
+    memory: ExtraMemory
     kept_stock: str = ""
 
 
@@ -135,8 +140,8 @@ def make_plan(
 def _better(plan: Plan, other: Plan, found: Regrouped, goal: Goal) -> Plan:
     """The plan of the step with other buckets where it does better; compared with stock as recorded."""
     stock, objective = plan.stock_simulation, plan.solution.objective
-    excess, value = _score(goal, objective, stock, plan.simulation)
-    if _score(goal, objective, stock, other.simulation) >= (excess, value * (1 - WITHIN_NOISE)):
+    excess, value = _score(goal, objective, stock, plan.simulation, plan.memory)
+    if _score(goal, objective, stock, other.simulation, other.memory) >= (excess, value * (1 - WITHIN_NOISE)):
         return plan
     note = (
         f"DDP buckets of {found.cap_mb:g} MB: stock's step simulates at {found.stock_us / 1000:.2f} ms, with "
@@ -179,7 +184,7 @@ def _plan_step(
     progress: Progress | None,
 ) -> Plan:
     """Plan a step with the collectives it has; see `make_plan`."""
-    step = build_problem(graph, cost, knobs)
+    step = build_problem(graph, cost, knobs, memory_bytes=goal.memory_bytes)
     stock = _point(step, step.stock_choices)
     serial = _point(step, step.serial_choices)
     base = _point(step, step.stock_choices, worst=robust)
@@ -202,26 +207,33 @@ def _plan_step(
     schedule = lower(step, solution.choices, _effects(stock, solution), conditions=conditions)
     stock_error = scheduled_error = stock.time_us / stock_simulation.time_us - 1
     improved = None
+
+    def memory_of(found: Schedule, played: Simulation) -> ExtraMemory:
+        return extra_memory(found, graph, cost, stock=stock_simulation, planned=played)
+
     try:
         simulation = simulate([graph], schedule, cost)
     except InputError:  # launch points that wait for each other in a circle
         schedule, simulation, dropped = without_circles(graph, schedule, cost)
         schedule = msgspec.structs.replace(schedule, notes=(*schedule.notes, _dropped_note(dropped)))
         scheduled_error = solution.time_us / simulation.time_us - 1
-        kept_stock = _why_stock(goal, stock_simulation, simulation)
     else:
         scheduled_error = solution.time_us / simulation.time_us - 1
         improved = improve(
-            step, solution.choices, schedule, lambda found: _score(goal, objective, stock_simulation, found)
+            step,
+            solution.choices,
+            schedule,
+            lambda found, played: _score(goal, objective, stock_simulation, played, memory_of(found, played)),
         )
         schedule, simulation = _with_gain(improved), improved.simulation
-        kept_stock = _why_stock(goal, stock_simulation, simulation)
+    memory = memory_of(schedule, simulation)
+    kept_stock = _why_stock(goal, stock_simulation, simulation, memory)
     if kept_stock:
         solution = _as_stock(step, solution)
         schedule = lower(
             step, step.stock_choices, _effects(stock, solution), conditions=conditions, notes=(kept_stock,)
         )
-        simulation = stock_simulation
+        simulation, memory = stock_simulation, ExtraMemory()
     return Plan(
         step=step,
         schedule=schedule,
@@ -234,6 +246,7 @@ def _plan_step(
         composition_error=(stock_error, scheduled_error),
         measured_us=graph.duration_ns / 1000,
         improved=None if kept_stock else improved,
+        memory=memory,
         kept_stock=kept_stock,
     )
 
@@ -245,13 +258,18 @@ def _dropped_note(collectives: tuple[str, ...]) -> str:
     )
 
 
-def _score(goal: Goal, objective: Objective, stock: Simulation, found: Simulation) -> Score:
+def _score(
+    goal: Goal, objective: Objective, stock: Simulation, found: Simulation, memory: ExtraMemory
+) -> Score:
     """How a simulated step does by the goal; limits in shares of what they limit."""
+    excess = 0.0
+    if goal.memory_bytes is not None:
+        excess = max(memory.total - goal.memory_bytes, 0) / max(goal.memory_bytes, 1)
     if goal.energy_budget_j is not None:
-        return max(found.energy_j / goal.energy_budget_j - 1, 0.0), found.time_us
+        return excess + max(found.energy_j / goal.energy_budget_j - 1, 0.0), found.time_us
     limit_us = goal.deadline_us or stock.time_us * (1 + (goal.max_slowdown or 0.0))
     value = found.time_us if objective is Objective.TIME else found.energy_j
-    return max(found.time_us / limit_us - 1, 0.0), value
+    return excess + max(found.time_us / limit_us - 1, 0.0), value
 
 
 def _with_gain(improved: Improved) -> Schedule:
@@ -331,8 +349,14 @@ def _effects(stock: Point, solution: Solution) -> Effects:
     )
 
 
-def _why_stock(goal: Goal, stock: Simulation, planned: Simulation) -> str:
+def _why_stock(goal: Goal, stock: Simulation, planned: Simulation, memory: ExtraMemory) -> str:
     """A sentence when the simulated plan does not improve on stock in what the goal asks for."""
+    if goal.memory_bytes is not None and memory.total > goal.memory_bytes:
+        return (
+            f"kept as stock: the solver's plan needs {memory.total / 1e6:.0f} MB beyond stock "
+            f"({memory.gathered / 1e6:.0f} MB of it gathered parameters in the simulated step), the limit is "
+            f"{goal.memory_bytes / 1e6:.0f} MB"
+        )
     if goal.energy_budget_j is not None or goal.deadline_us is not None:
         return ""  # the user's limit rules, not stock
     allowed_us = stock.time_us * (1 + (goal.max_slowdown or 0.0))

@@ -52,8 +52,14 @@ class StepProblem:
     stock_clock_mhz: float
 
 
-def build_problem(graph: StepGraph, cost: CostModel, knobs: Knobs) -> StepProblem:
-    """Build the problem of one step without limits; `with_limits` adds them.
+def build_problem(
+    graph: StepGraph, cost: CostModel, knobs: Knobs, *, memory_bytes: int | None = None
+) -> StepProblem:
+    """Build the problem of one step; `with_limits` adds limits of time and energy.
+
+    Args:
+        graph: the step. cost: prices it. knobs: what may be turned.
+        memory_bytes: for communicators and buffers beyond stock's on each GPU, None without a limit.
 
     Raises:
         InputError: the step has no compute on which anything could be planned.
@@ -70,7 +76,17 @@ def build_problem(graph: StepGraph, cost: CostModel, knobs: Knobs) -> StepProble
     firsts = [spans[group[0]] for group in members]
     stock_clock, clocks = _clock_levels(graph, firsts, works, pauses, chain, cost, knobs)
     tables = tuple(
-        option_table(name, span, work, pause, graph.collectives, cost, knobs, clocks)
+        option_table(
+            name,
+            span,
+            work,
+            pause,
+            graph.collectives,
+            cost,
+            knobs,
+            clocks,
+            limited_memory=memory_bytes is not None,
+        )
         for name, span, work, pause in zip(names, firsts, works, pauses, strict=True)
     )
     level = min(range(len(clocks)), key=lambda i: abs(clocks[i] - stock_clock))
@@ -85,7 +101,9 @@ def build_problem(graph: StepGraph, cost: CostModel, knobs: Knobs) -> StepProble
         uniform_clock=knobs.clocks == "off",
         governed=knobs.clocks == "off",
         rung_memory_bytes=round(cost["communicator_mb"] * 1e6),
-        limits=Limits(average_power_mw=round(cost["power_limit_w"] * 1000) or None),
+        limits=Limits(
+            average_power_mw=round(cost["power_limit_w"] * 1000) or None, memory_bytes=memory_bytes
+        ),
     )
     return StepProblem(
         graph=graph,
@@ -110,10 +128,9 @@ def with_limits(
     *,
     time_us: int | None = None,
     energy_mj: int | None = None,
-    memory_bytes: int | None = None,
 ) -> Problem:
-    """Return the problem with further limits; the card's own power limit stays."""
-    limits = replace(problem.limits, time_us=time_us, energy_mj=energy_mj, memory_bytes=memory_bytes)
+    """Return the problem with other limits of time and energy; those of power and memory stay."""
+    limits = replace(problem.limits, time_us=time_us, energy_mj=energy_mj)
     return replace(problem, limits=limits)
 
 

@@ -91,6 +91,7 @@ def print_solve(document: Mapping[str, Any], *, output: str, file: IO[str] | Non
         ("simulated", _simulated(document)),
         ("improver", _improver(document)),
         ("worst case", _worst_case(document)),
+        ("memory", _memory(document)),
         ("schedule", _wrote(document, output)),
         ("costs", document.get("costs", "")),
         ("kept stock", document.get("kept_stock", "")),
@@ -224,6 +225,25 @@ def _improver(document: Mapping[str, Any]) -> str:
     if found["finalists"]:
         words += f"; {found['finalists']} other plans are within noise, see --finalists"
     return words
+
+
+def _memory(document: Mapping[str, Any]) -> str:
+    """What the schedule takes beyond stock; nothing where it takes none and no limit was given."""
+    found = document.get("memory")
+    if not found or (not found["total_bytes"] and found["limit_bytes"] is None):
+        return ""
+    parts = [
+        f"{words} {found[name] / 1e6:.0f} MB"
+        for words, name in (
+            ("communicators", "communicators_bytes"),
+            ("copy-engine buffers", "copy_buffers_bytes"),
+            ("parameters gathered for longer", "gathered_bytes"),
+        )
+        if found[name]
+    ]
+    total = f"{found['total_bytes'] / 1e6:.0f} MB beyond stock on each GPU"
+    limit = "" if found["limit_bytes"] is None else f"; limit {found['limit_bytes'] / 1e6:.0f} MB"
+    return total + (f" ({', '.join(parts)})" if parts else "") + limit
 
 
 def _worst_case(document: Mapping[str, Any]) -> str:

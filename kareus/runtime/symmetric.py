@@ -23,9 +23,8 @@ from kareus.runtime import torch_api
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.paths import Future, chunk_sizes, sum_in_rank_order
 from kareus.runtime.records import Tally
-from kareus.schedule import Path, Schedule
+from kareus.schedule import COPY_SLOTS, Path, Schedule
 
-SLOTS = 2
 REDUCE_BYTES = {"bf16": 4, "fp16": 4, "fp32": 4, "fp64": 8}  # widest type gradients are reduced in
 MARGIN = 1.05  # DDP closes a bucket with the gradient that fills it
 
@@ -63,7 +62,7 @@ class SymmetricPath:
         self._lanes, self._device = lanes, device
         self._timeout_ms = int(timeout_s * 1000)
         self._stream: torch.cuda.Stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
-        self.memory_bytes = sum(lane.slot_bytes * SLOTS for lane in lanes.values())
+        self.memory_bytes = sum(lane.slot_bytes * COPY_SLOTS for lane in lanes.values())
 
     def supports(self, kind: str, num_bytes: int, group: dist.ProcessGroup) -> bool:
         """Return whether the lane exists and its slot is large enough; all ranks see the same sizes."""
@@ -78,7 +77,7 @@ class SymmetricPath:
         stream = torch.cuda.current_stream(self._device)
         if lane.last is not None:
             stream.wait_event(lane.last)
-        slot = lane.uses % SLOTS
+        slot = lane.uses % COPY_SLOTS
         lane.uses += 1
         offset = slot * lane.slot_bytes
         size = tensor.numel() * tensor.element_size()
@@ -228,7 +227,7 @@ def _allocate(
             continue
         dist.all_reduce(torch.zeros(1, device=job.device), group=group)
         for kind in sorted(sizes):
-            buffer = symmetric.empty(sizes[kind] * SLOTS, dtype=torch.uint8, device=job.device)
+            buffer = symmetric.empty(sizes[kind] * COPY_SLOTS, dtype=torch.uint8, device=job.device)
             handle = symmetric.rendezvous(buffer, group.group_name)
             lanes[(ranks, kind)] = Lane(
                 buffer=buffer,

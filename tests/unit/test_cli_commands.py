@@ -9,6 +9,8 @@ import pytest
 from trace_samples import ddp_steps, document, write
 
 from kareus.cli.main import SUBCOMMANDS, main
+from kareus.cli.solve import num_bytes
+from kareus.errors import UsageError
 from kareus.schedule import CollectiveKey, Decision, Fingerprint, Schedule
 
 Capture = pytest.CaptureFixture[str]
@@ -302,3 +304,16 @@ def test_a_changed_decision_is_simulated_as_such(job: Path, solved: Path, capsys
     )
     found = printed(capsys, "simulate", job, "--schedule", solved / "serial.json")
     assert found["scheduled"]["exposed_comm_us"] > found["stock"]["exposed_comm_us"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500MB", 500_000_000), ("1.5 GiB", 3 << 29), ("1000", 1000), ("0", 0), (None, None)]
+)
+def test_sizes_are_read_in_bytes(text: str | None, size: int | None) -> None:
+    assert num_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["-1MB", "much", "5 parsecs", "", "1e9"])
+def test_a_size_that_is_none_says_what_is_expected(text: str) -> None:
+    with pytest.raises(UsageError, match=r"--memory-limit .*expected a size such as 500MB"):
+        num_bytes(text)

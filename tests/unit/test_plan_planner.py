@@ -16,9 +16,12 @@ from kareus.plan import planner
 from kareus.plan.improve import WITHIN_NOISE, improve
 from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, decisions_of, lower
+from kareus.plan.memory import ExtraMemory, extra_memory
 from kareus.plan.planner import Goal, Plan, make_plan
 from kareus.plan.problem import whole
-from kareus.schedule import Effect, Path, Schedule
+from kareus.schedule import Decision, Effect, Path, Schedule
+from kareus.trace.identity import collective_key, fingerprint
+from kareus.trace.types import CollectiveKind
 from solver import judge
 
 
@@ -32,7 +35,7 @@ def bare(choices: tuple[int, ...], knobs: Knobs = PLAIN) -> Schedule:
     return lower(step, choices, Effects(stock=effect, predicted=effect, bound=None))
 
 
-def by_time(found: Simulation) -> tuple[float, float]:
+def by_time(schedule: Schedule, found: Simulation) -> tuple[float, float]:
     return 0.0, found.time_us
 
 
@@ -163,7 +166,7 @@ def test_local_search_mends_a_bad_plan_and_keeps_to_its_limit_of_steps():
 
 def test_among_plans_within_noise_the_one_with_fewest_changes_wins():
     step = problem_of()
-    found = improve(step, step.stock_choices, bare(step.stock_choices), lambda _: (0.0, 1.0))
+    found = improve(step, step.stock_choices, bare(step.stock_choices), lambda *_: (0.0, 1.0))
     assert found.schedule.decisions == ()  # all are equal here, and stock is among them
     assert found.gain == 0
     assert 0 < len(found.finalists) <= 3
@@ -180,3 +183,36 @@ def test_local_search_keeps_to_the_ladders():
             if decision.num_ctas is not None:
                 budgets.setdefault(decision.collective.kind, set()).add(decision.num_ctas)
         assert all(len(used) == 1 for used in budgets.values())
+
+
+WITH_COPIES = replace(PLAIN, copy_engine=True)
+
+
+def test_a_memory_limit_is_kept_and_more_memory_never_makes_it_worse():
+    plans = {mb: planned(Goal(memory_bytes=mb * 10**6), WITH_COPIES) for mb in (0, 400, 800, 10_000)}
+    for mb, plan in plans.items():
+        assert plan.memory.total <= mb * 10**6
+        assert judge(plan.step.problem, plan.solution.choices).violations == ()
+    assert plans[0].memory == ExtraMemory()
+    assert all(d.num_ctas is None and d.path is Path.NCCL for d in plans[0].schedule.decisions)
+    times = [plans[mb].solution.time_us for mb in sorted(plans)]
+    assert times == sorted(times, reverse=True)
+    free = planned(Goal(), WITH_COPIES)
+    assert plans[10_000].solution.time_us <= free.solution.time_us * (1 + WITHIN_NOISE)
+
+
+def test_extra_memory_counts_each_communicator_once_and_the_largest_buffer():
+    graph = recorded()
+    stock = simulate([graph], None, COST)
+    keys = [(collective_key(c), c) for c in graph.collectives if c.kind == CollectiveKind.ALL_GATHER]
+    budgets = tuple(Decision(collective=key, num_ctas=8) for key, _ in keys if key is not None)
+    copies = tuple(Decision(collective=key, path=Path.COPY_ENGINE) for key, _ in keys if key is not None)
+    plan = Schedule(fingerprint=fingerprint(graph), decisions=budgets)
+    found = extra_memory(plan, graph, COST, stock=stock, planned=stock)
+    assert found == ExtraMemory(communicators=round(COST["communicator_mb"] * 1e6))
+    plan = Schedule(fingerprint=fingerprint(graph), decisions=copies)
+    found = extra_memory(plan, graph, COST, stock=stock, planned=stock)
+    shard = max(c.num_bytes // len(c.group) for _, c in keys)
+    assert found == ExtraMemory(copy_buffers=2 * shard)
+    early = replace(stock, peak_gathered_bytes=stock.peak_gathered_bytes + 5)
+    assert extra_memory(plan, graph, COST, stock=stock, planned=early).gathered == 5

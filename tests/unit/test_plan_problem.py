@@ -68,8 +68,8 @@ def test_supported_clocks_are_the_cards_steps_from_its_top_down():
 
 
 def test_further_limits_leave_the_cards_own():
-    problem = problem_of().problem
-    limited = with_limits(problem, time_us=5, energy_mj=6, memory_bytes=7)
+    problem = build_problem(recorded(), COST, PLAIN, memory_bytes=7).problem
+    limited = with_limits(problem, time_us=5, energy_mj=6)
     assert limited.limits == Limits(
         time_us=5, energy_mj=6, memory_bytes=7, average_power_mw=round(COST["power_limit_w"] * 1000)
     )
