@@ -46,8 +46,21 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", metavar="FILE", help="measured profile of this kind of GPU (kareus.profile/1)"
     )
+    add_execution_argument(parser)
     parser.add_argument("--rank", type=int, help="rank to plan on (default: the slowest)")
     parser.add_argument("--step", type=int, help="step of the trace, from 0 (default: the last)")
+
+
+def add_execution_argument(parser: argparse.ArgumentParser) -> None:
+    """Add --execution-trace."""
+    parser.add_argument(
+        "--execution-trace",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="PyTorch execution trace of the same run, names process groups and sizes; once for each rank, in order "
+        "(default: what lies beside a trace as et_0.json, rank0.et.json, ...)",
+    )
 
 
 def read_step(args: argparse.Namespace) -> StepInput:
@@ -56,7 +69,7 @@ def read_step(args: argparse.Namespace) -> StepInput:
     Raises:
         InputError: files that cannot be used. UsageError: a rank or step that is not there.
     """
-    traces = TraceSet.open(args.directory)
+    traces = TraceSet.open(args.directory, execution=args.execution_trace)
     ranks = traces.ranks
     if args.rank is not None and args.rank not in ranks:
         raise UsageError(f"--rank {args.rank}: {args.directory} holds ranks {', '.join(map(str, ranks))}")

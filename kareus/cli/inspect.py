@@ -13,14 +13,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from kareus.cli.inputs import read_cost
+from kareus.cli.inputs import add_execution_argument, read_cost
 from kareus.errors import InputError, UsageError
 from kareus.model.calibrate import calibrated
 from kareus.plan.stragglers import idle_wait_us, use_slack
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
 from kareus.trace.stats import CollectiveRow, StepTimes, collective_rows, step_times
-from kareus.trace.types import StepGraph, Trace
+from kareus.trace.types import CollectiveOp, StepGraph, Trace
 
 ALIGN_UP_TO = 64  # reading every rank of a larger job takes minutes; ask for it with --align
 
@@ -38,6 +38,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "directory", metavar="DIR", help="directory with one trace file per rank, or one file"
     )
+    add_execution_argument(parser)
     parser.add_argument("--rank", type=int, action="append", help="only this rank (may be repeated)")
     parser.add_argument("--step", type=int, help="step whose collectives are listed (default: the last)")
     parser.add_argument(
@@ -57,7 +58,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspect and print; see the parser's help."""
-    traces = TraceSet.open(args.directory)
+    traces = TraceSet.open(args.directory, execution=args.execution_trace)
     wanted = tuple(args.rank or traces.ranks)
     absent = [rank for rank in wanted if rank not in traces.ranks]
     if absent:
@@ -107,6 +108,7 @@ def _rank_document(
         "num_sms": trace.num_sms,
         "wrapper": steps[0].wrapper,
         "steps_from": trace.steps_from,
+        "execution_trace": asdict(trace.execution) if trace.execution else None,
         "steps": [
             {name: round(getattr(t, name), 3) for name in StepTimes.__dataclass_fields__} for t in times
         ],
@@ -123,6 +125,10 @@ def _row_document(row: CollectiveRow) -> dict[str, Any]:
         "unit": c.unit,
         "bytes": c.num_bytes,
         "dtype": c.dtype,
+        "group": c.group_name or c.group_description,
+        "group_size": c.group_size,
+        "group_ranks": list(c.group),
+        "sequence": c.sequence if c.sequence >= 0 else None,
         "num_ctas": c.num_ctas,
         "path": c.path,
         "start_us": round(row.start_us, 3),
@@ -204,8 +210,14 @@ def _print_rank(
     console.print(table)
     if not show_rows:
         return
+    if (link := trace.execution) is not None:
+        console.print(
+            f"{link.file}: {link.operators_joined} of {link.operators} operators found by {link.joined_by}, "
+            f"{link.kernels_linked} GPU ops linked, {link.collectives_named} collectives named"
+        )
     table = Table(title=f"collectives of step {index}", title_justify="left", box=box.SIMPLE_HEAD)
-    for name, justify in (("collective", "left"), ("phase", "left"), ("unit", "left"), ("MB", "right"), ("CTAs", "right"),
+    for name, justify in (("collective", "left"), ("phase", "left"), ("unit", "left"), ("group", "left"), ("seq", "right"),
+                          ("MB", "right"), ("CTAs", "right"),
                           ("us", "right"), ("exposed_us", "right"), ("beside it (times slower)", "left")):  # fmt: skip
         table.add_column(name, justify=justify, no_wrap=name != "beside it (times slower)")  # type: ignore[arg-type]
     for row in rows:
@@ -215,11 +227,18 @@ def _print_rank(
             for name, (_, slow) in sorted(row.beside.items(), key=lambda item: -item[1][0])[:3]
         )
         table.add_row(
-            c.kind.name.lower(), c.phase.name.lower(), c.unit or "(root)", f"{c.num_bytes / 1e6:.1f}",
+            c.kind.name.lower(), c.phase.name.lower(), c.unit or "(root)", _group_text(c),
+            str(c.sequence) if c.sequence >= 0 else "?", f"{c.num_bytes / 1e6:.1f}",
             "copy engine" if c.path == "copy_engine" else str(c.num_ctas or "?"),
             f"{row.duration_us:.0f}", f"{row.exposed_us:.0f}", beside or "-",
         )  # fmt: skip
     console.print(table)
+
+
+def _group_text(collective: CollectiveOp) -> str:
+    """A group's name or purpose and its size, "?" for what is not known."""
+    name = collective.group_name or collective.group_description or "?"
+    return f"{name} ({collective.group_size or '?'})"
 
 
 def _print_alignment(console: Console, alignment: dict[str, Any]) -> None:

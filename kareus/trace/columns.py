@@ -56,6 +56,13 @@ class CallArgs(msgspec.Struct, gc=False):
     record_correlation: Loose = msgspec.field(name="wait_on_cuda_event_record_corr_id", default=None)
 
 
+class OperatorArgs(msgspec.Struct, gc=False):
+    """Ids of a CPU operator."""
+
+    external_id: Loose = msgspec.field(name="External id", default=None)
+    record_id: Loose = msgspec.field(name="Record function id", default=None)
+
+
 class ArgsDecoder:
     """Decodes the raw arguments of many events with one call."""
 

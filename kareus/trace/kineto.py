@@ -15,18 +15,22 @@ from kareus.trace import kernels
 from kareus.trace.alone import alone_durations
 from kareus.trace.collectives import find_collectives, process_groups, serve_collectives
 from kareus.trace.compact import is_compact, read_compact
+from kareus.trace.execution import ExecutionTrace, read_execution_trace
+from kareus.trace.execution_join import execution_facts
 from kareus.trace.grouping import group_ids, ordinals
-from kareus.trace.rawtrace import CATEGORIES, RawTrace, count_by, read_raw, whole
+from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw, whole
 from kareus.trace.regions import find_regions
 from kareus.trace.steps import find_steps, step_of
 from kareus.trace.types import (
     I32,
     I64,
+    ExecutionLink,
     KernelClass,
     OpFlag,
     OpKind,
     OpTable,
     Phase,
+    ProcessGroup,
     Trace,
     TraceWarning,
 )
@@ -36,7 +40,14 @@ _RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)|(?:^|[._-])r(\d+)(?=[._-
 CLIP_SHARE = 0.5  # a duration running past the next op of its stream by more than this share is not believed
 
 
-def read_trace(path: str | Path, *, rank: int | None = None, names: Sequence[kernels.Rule] = ()) -> Trace:
+def read_trace(
+    path: str | Path,
+    *,
+    rank: int | None = None,
+    names: Sequence[kernels.Rule] = (),
+    execution: Sequence[Path] = (),
+    execution_asked: bool = True,
+) -> Trace:
     """Read one rank's trace.
 
     Args:
@@ -44,16 +55,19 @@ def read_trace(path: str | Path, *, rank: int | None = None, names: Sequence[ker
             written by `compact.write_compact`.
         rank: the rank, where neither file nor file name says it.
         names: rows tried before the built-in table of kernel names; see `kernels.load_rules`.
+        execution: execution traces, of which the first that fits is joined.
+        execution_asked: refuse where none fits; else go on without, with a warning.
 
     Raises:
-        InputError: unreadable, not a trace, no GPU work in it, or the rank is nowhere to be found.
+        InputError: unreadable, not a trace, no GPU work in it, the rank is nowhere to be found, or no execution
+            trace that was asked for fits.
     """
     if is_compact(path):
         return read_compact(path)
-    raw = read_raw(path)
+    raw = read_raw(path, operators=bool(execution))
     if len(raw.start_ns) == 0:
         raise InputError(_no_gpu_work(raw))
-    return _Assembly(raw, rank, names).trace()
+    return _Assembly(raw, rank, names, execution, execution_asked).trace()
 
 
 def _no_gpu_work(raw: RawTrace) -> str:
@@ -69,10 +83,19 @@ def _no_gpu_work(raw: RawTrace) -> str:
 class _Assembly:
     """The steps from raw columns to a Trace, in order."""
 
-    def __init__(self, raw: RawTrace, rank: int | None, names: Sequence[kernels.Rule]) -> None:
+    def __init__(
+        self,
+        raw: RawTrace,
+        rank: int | None,
+        names: Sequence[kernels.Rule],
+        execution: Sequence[Path] = (),
+        execution_asked: bool = True,
+    ) -> None:
         self.raw = raw
         self.names = names
         self.asked_rank = rank
+        self.execution = execution
+        self.execution_asked = execution_asked
         self.warnings: list[TraceWarning] = []
 
     def trace(self) -> Trace:
@@ -120,12 +143,13 @@ class _Assembly:
         position = np.empty(len(order), np.int64)
         position[order] = np.arange(len(order))
         comm = {int(position[row]): args for row, args in raw.comm.items()}
+        rank, world = self._rank()
+        comm, link, groups = self._execution(ops, comm, world)
         collectives = find_collectives(ops, regions, rules, comm, steps)
         compute_stream = compute_stream_of(ops)
         ops = replace(ops, alone_ns=alone_durations(ops, _places(ops, steps)))
         waits = find_waits(ops, collectives, regions, raw.calls, raw.sync, compute_stream)
         self._report_unknown(ops, name)
-        rank, world = self._rank()
         info = raw.distributed
         device = self._device(rank)
         return Trace(
@@ -144,9 +168,28 @@ class _Assembly:
             steps=steps,
             steps_from=source,
             waits=waits,
-            process_groups=process_groups(info),
+            process_groups=process_groups(info) or groups,
+            execution=link,
             warnings=tuple(self._all_warnings()),
         )
+
+    def _execution(
+        self, ops: OpTable, comm: dict[int, CommArgs], world: int
+    ) -> tuple[dict[int, CommArgs], ExecutionLink | None, tuple[ProcessGroup, ...]]:
+        """What an execution trace adds to the arguments of collectives: the first that fits."""
+        refused: list[InputError] = []
+        for path in self.execution:
+            try:
+                execution: ExecutionTrace = read_execution_trace(path)
+                comm, link = execution_facts(execution, self.raw, ops, comm, world)
+                return comm, link, execution.groups
+            except InputError as error:
+                refused.append(error)
+        if refused and self.execution_asked:
+            raise refused[0]
+        if refused:
+            self._warn("execution-trace", len(refused), f"no execution trace beside it is used: {refused[0]}")
+        return comm, None, ()
 
     def _link(self, correlation: I64, stream: I64) -> tuple[I64, I64, I32]:
         """Launch time and thread of every op by correlation; by order where all correlations are missing."""

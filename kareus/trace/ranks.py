@@ -18,6 +18,7 @@ import numpy as np
 
 from kareus.errors import InputError
 from kareus.trace.compact import is_compact, read_compact
+from kareus.trace.execution import beside, is_execution_trace
 from kareus.trace.jsonstream import EventStream
 from kareus.trace.kernels import Rule
 from kareus.trace.kineto import _RANK_IN_NAME, read_trace
@@ -99,8 +100,10 @@ class TraceSet:
         manifest: Manifest | None,
         warnings: tuple[TraceWarning, ...],
         names: Sequence[Rule] = (),
+        execution: dict[int, Path] | None = None,
     ) -> None:
         self._names = names
+        self._asked_execution = execution
         self.files = files
         self.world_size = world_size
         self.manifest = manifest
@@ -109,16 +112,23 @@ class TraceSet:
 
     @classmethod
     def open(
-        cls, source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, names: Sequence[Rule] = ()
+        cls,
+        source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        names: Sequence[Rule] = (),
+        execution: Sequence[str | os.PathLike[str]] = (),
     ) -> TraceSet:
         """Find the trace files of a job. What is no trace is left out with a warning that names it.
 
         Args:
             source: a directory with one file per rank (manifest.json optional), one file, or several files.
             names: rows tried before the built-in table of kernel names.
+            execution: execution traces, one a rank in the order of ranks; without them, what lies beside
+                each file under a usual name is taken where it fits.
 
         Raises:
-            InputError: nothing there, two files of one rank, or not one trace among the files.
+            InputError: fewer or more execution traces than ranks, nothing
+                there, two files of one rank, or not one trace among the files.
         """
         paths, directory = _paths(source)
         manifest = Manifest.load(directory) if directory is not None else None
@@ -130,7 +140,10 @@ class TraceSet:
             try:
                 rank, world = _identity(path)
             except InputError as error:
-                refused.append(error)
+                if not is_execution_trace(path):
+                    refused.append(error)
+                elif not files and number == len(paths) - 1:
+                    raise
                 continue
             if rank is None and len(paths) > 1:
                 raise InputError(
@@ -153,7 +166,7 @@ class TraceSet:
         files = dict(sorted(files.items()))
         world_size = max(world_size, max(files) + 1)
         warnings += _missing(files, world_size, manifest, source)
-        return cls(files, world_size, manifest, tuple(warnings), names)
+        return cls(files, world_size, manifest, tuple(warnings), names, _execution_of(files, execution))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -181,7 +194,14 @@ class TraceSet:
         return self._load(rank)
 
     def _read(self, rank: int) -> Trace:
-        trace = read_trace(self.files[rank], rank=rank, names=self._names)
+        path, asked = self.files[rank], self._asked_execution
+        trace = read_trace(
+            path,
+            rank=rank,
+            names=self._names,
+            execution=beside(path) if asked is None else (asked[rank],),
+            execution_asked=asked is not None,
+        )
         self._warnings += [w for w in trace.warnings if w not in self._warnings]
         world = max(trace.world_size, self.world_size)
         return replace(trace, world_size=world, power=self._power(rank))
@@ -248,6 +268,20 @@ def _paths(
             "record one with `kareus run --collect DIR -- torchrun ...`"
         )
     return found, path
+
+
+def _execution_of(
+    files: dict[int, Path], execution: Sequence[str | os.PathLike[str]]
+) -> dict[int, Path] | None:
+    """Execution traces that were asked for, by rank; None where none was."""
+    if not execution:
+        return None
+    if len(execution) != len(files):
+        raise InputError(
+            f"{len(execution)} execution traces for {len(files)} ranks ({', '.join(map(str, [*files][:8]))}); pass "
+            "one for each, in the order of ranks"
+        )
+    return dict(zip(files, map(Path, execution), strict=True))
 
 
 def _identity(path: Path) -> tuple[int | None, int]:

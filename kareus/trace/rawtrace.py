@@ -21,6 +21,7 @@ from kareus.trace.columns import (
     CallArgs,
     GpuArgs,
     NeedsExactTimesError,
+    OperatorArgs,
     ints,
     lanes,
     one_int,
@@ -79,6 +80,8 @@ class RawTrace:
         sync: (start, stream, wait_on_stream, record correlation) of "Stream Wait Event" records.
         marks: annotations as (start, end, thread, text).
         autograd_threads: threads that ran autograd's engine.
+        operators: where asked for, CPU operators and annotations as (start, end, thread, External id, record
+            function id) with operator_names and operator_pids, the processes they ran in.
         cpu_comm: CPU-side collectives (gloo) as (start, end, thread, name).
     """
 
@@ -104,6 +107,9 @@ class RawTrace:
     marks: list[tuple[int, int, int, str]] = field(default_factory=list)
     autograd_threads: set[int] = field(default_factory=set)
     cpu_comm: list[tuple[int, int, int, str]] = field(default_factory=list)
+    operators: I64 = field(default_factory=lambda: np.zeros((0, 5), np.int64))
+    operator_names: list[str] = field(default_factory=list)
+    operator_pids: set[int] = field(default_factory=set)
     events: int = 0
     bad_times: int = 0
 
@@ -113,23 +119,23 @@ class RawTrace:
         return mapping(self.header, "distributedInfo")
 
 
-def read_raw(path: str | Path) -> RawTrace:
-    """Read one file into columns.
+def read_raw(path: str | Path, *, operators: bool = False) -> RawTrace:
+    """Read one file into columns, on demand with all CPU operators (slower).
 
     Raises:
         InputError: unreadable, or not a trace.
     """
-    raw = _Collector(Path(path), exact=False)
+    raw = _Collector(Path(path), exact=False, operators=operators)
     try:
         return raw.run()
     except NeedsExactTimesError:
-        return _Collector(Path(path), exact=True).run()
+        return _Collector(Path(path), exact=True, operators=operators).run()
 
 
 class _Collector:
     """Walks the events once and fills a RawTrace."""
 
-    def __init__(self, path: Path, *, exact: bool) -> None:
+    def __init__(self, path: Path, *, exact: bool, operators: bool = False) -> None:
         self.path = path
         self.exact = exact
         self.stream = EventStream(path, exact=exact)
@@ -141,6 +147,8 @@ class _Collector:
         self.call_args = ArgsDecoder(CallArgs)
         self.call_kinds: dict[str, int] = {}
         self.operators: dict[str, bool] = {}
+        self.operator_args = ArgsDecoder(OperatorArgs) if operators else None
+        self.operator_rows: list[I64] = []
         self.rows = 0
         self.threads: dict[str, int] = {}
 
@@ -171,6 +179,8 @@ class _Collector:
         raw.end_ns += base
         raw.calls = np.concatenate(self.calls) if self.calls else np.zeros((0, 5), np.int64)
         raw.calls[:, :2] += base
+        raw.operators = np.concatenate(self.operator_rows) if self.operator_rows else raw.operators
+        raw.operators[:, :2] += base
         raw.names = list(self.names)
         raw.marks = sorted((s + base, e + base, t, n) for s, e, t, n in raw.marks)
         raw.cpu_comm = sorted((s + base, e + base, t, n) for s, e, t, n in raw.cpu_comm)
@@ -185,7 +195,7 @@ class _Collector:
             return int(digits)
         return self.threads.setdefault(text, -2 - len(self.threads))
 
-    def _batch(self, batch: Iterable[Any]) -> None:
+    def _batch(self, batch: list[Any]) -> None:
         gpu: list[Any] = []
         calls: list[Any] = []
         marks: list[Any] = []
@@ -206,6 +216,8 @@ class _Collector:
                 if group is calls and kinds.get(event.name) == CALL_IDLE:
                     continue
                 group.append(event)
+        if self.operator_args is not None:
+            self._operator_rows(batch)
         if gpu:
             self._gpu_rows(gpu)
         if calls:
@@ -221,6 +233,18 @@ class _Collector:
             fields = ("stream", "wait_on_stream", "record_correlation")
             rows = np.stack([start, *(ints([getattr(a, f) for a in args]) for f in fields)], axis=1)
             self.raw.sync = np.concatenate([self.raw.sync, rows])
+
+    def _operator_rows(self, batch: list[Any]) -> None:
+        wanted = (*OPERATOR_CATEGORIES, "user_annotation")
+        events = [event for event in batch if event.cat in wanted and event.ph == "X"]
+        if not events or self.operator_args is None:
+            return
+        start, duration = times_ns(events, exact=self.exact)
+        args, thread = self.operator_args(events), lanes([event.tid for event in events], self._lane)
+        ids = (ints([a.external_id for a in args]), ints([a.record_id for a in args]))
+        self.operator_rows.append(np.stack([start, start + np.maximum(duration, 0), thread, *ids], axis=1))
+        self.raw.operator_names += [event.name for event in events]
+        self.raw.operator_pids |= {one_int(event.pid) for event in events}
 
     def _gpu_rows(self, events: list[Any]) -> None:
         start, duration = times_ns(events, exact=self.exact)

@@ -202,6 +202,24 @@ class TraceWarning:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ExecutionLink:
+    """How an execution trace was joined to a Kineto file.
+
+    Attributes:
+        file: the execution trace. joined_by: "record function id", "external id" or "order of names".
+        operators, operators_joined: in the file, and found in the Kineto file.
+        kernels_linked: GPU work items launched inside an operator found. collectives_named: that got facts.
+    """
+
+    file: str
+    joined_by: str
+    operators: int
+    operators_joined: int
+    kernels_linked: int
+    collectives_named: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class PowerSamples:
     """NVML samples beside a trace (empty arrays where none were taken); all columns equally long.
 
@@ -231,6 +249,7 @@ class Trace:
             "optimizer", "repetition" or "window".
         waits: event edges as (source op, destination op, provenance) rows, int64[n, 3].
         process_groups: groups named in the file.
+        execution: how an execution trace was joined, None without one.
         power: NVML samples.
         clock_offset_ns: add to this rank's times to get rank 0's clock.
         warnings: what was dropped, repaired or guessed.
@@ -252,6 +271,7 @@ class Trace:
     steps_from: str = "window"
     waits: I64 = field(default_factory=lambda: np.zeros((0, 3), np.int64))
     process_groups: tuple[ProcessGroup, ...] = ()
+    execution: ExecutionLink | None = None
     power: PowerSamples = field(default_factory=PowerSamples)
     clock_offset_ns: int = 0
     warnings: tuple[TraceWarning, ...] = ()

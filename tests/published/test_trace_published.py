@@ -11,6 +11,7 @@ import pytest
 
 from kareus.errors import InputError
 from kareus.trace import TraceSet, graphs, read_trace
+from kareus.trace.execution import read_execution_trace
 from kareus.trace.replay import judge, learn, replay
 from kareus.trace.stats import step_times
 from kareus.trace.types import CollectiveKind, OpFlag, OpKind
@@ -141,14 +142,49 @@ def test_waiting_is_told_from_moving_data() -> None:
     """NCCL kernels of this job last 6.07 ms a rank on average, the data move in 0.22 ms."""
     traces = TraceSet.open(DATA / "dlrm_8rank_v100")
     assert traces.complete
-    assert "skipped-files" in {w.code for w in traces.warnings}  # execution traces lie beside
+    assert "skipped-files" not in {
+        w.code for w in traces.warnings
+    }  # execution traces lie beside and are joined
     matched = traces.alignment.collectives
     assert len(matched) == 8
     kernels_ms = np.mean([sum(int(m.end_ns[r] - m.start_ns[r]) for m in matched) for r in range(8)]) / 1e6
     assert kernels_ms == pytest.approx(6.07, rel=0.01)
     assert sum(m.transfer_ns for m in matched) / 1e6 == pytest.approx(0.217, rel=0.1)
     kinds = [m.kind for m in matched]
-    assert kinds.count(CollectiveKind.SEND_RECV) == 5
+    assert kinds.count(CollectiveKind.ALL_TO_ALL) == 5
+
+
+def test_execution_traces_beside_old_kineto_files_give_sizes_groups_and_sequence_numbers() -> None:
+    traces = TraceSet.open(DATA / "dlrm_8rank_v100")
+    for rank in traces.ranks:
+        trace = traces.load(rank)
+        assert trace.execution is not None
+        assert trace.execution.collectives_named == 8
+        assert trace.execution.operators_joined > 0.99 * trace.execution.operators
+        assert [c.sequence for c in trace.collectives] == list(range(147, 155))
+        assert {c.group for c in trace.collectives} == {tuple(range(8))}
+        assert [c.num_bytes for c in trace.collectives][4] == 394_241 * 4
+
+
+def test_an_execution_trace_of_another_rank_is_refused_where_asked_for() -> None:
+    folder = DATA / "dlrm_8rank_v100"
+    with pytest.raises(InputError, match=r"et_1.json.gz: execution trace of process \d+, but .*kineto_0"):
+        TraceSet.open(folder / "kineto_0.json.gz", execution=[folder / "et_1.json.gz"]).load(0)
+
+
+@pytest.mark.parametrize("name", ["et/linear_kineto.json.gz", "awkward/pair_simple_add_kineto.json.gz"])
+def test_operators_of_the_pair_are_found(name: str) -> None:
+    link = TraceSet.open(DATA / name).load(0).execution
+    assert link is not None
+    assert link.operators_joined > 0.9 * link.operators
+
+
+def test_chakra_schema_names_groups_and_their_sizes() -> None:
+    found = read_execution_trace(DATA / "et/resnet_2gpu_et_1.1.0-chakra.0.0.4.json.gz")
+    assert [(g.name, g.ranks, g.description) for g in found.groups] == [("0", (0, 1), "default_pg")]
+    sizes = [(a.collective, a.in_elements, a.sequence, a.group_size) for a in found.comm.values()]
+    assert sizes[:3] == [("broadcast", 53120, 33, 2), ("broadcast", 53, 34, 2), ("allreduce", 2049000, 35, 2)]
+    assert len(sizes) == 21
 
 
 def test_one_step_of_a_real_ddp_job_replays_another() -> None:

@@ -289,7 +289,7 @@ def test_reset_clocks_without_a_journal_has_nothing_to_do(
 def test_an_interrupt_is_130_and_one_line(
     job: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    def interrupt(_: object) -> None:
+    def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("kareus.cli.inspect.TraceSet.open", interrupt)

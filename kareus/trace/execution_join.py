@@ -1,0 +1,190 @@
+"""Finds the operators of an execution trace in the Kineto file of the same run.
+
+By torch's record function id where Kineto wrote it (since torch 2.4), else by External id where that is the
+same number, else by the order of names on each thread. Nothing is believed that names do not confirm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kareus.errors import InputError
+from kareus.trace.execution import ExecutionTrace
+from kareus.trace.rawtrace import CommArgs, RawTrace
+from kareus.trace.types import I64, ExecutionLink, OpKind, OpTable
+
+LEAST_AGREEING = 0.9  # share of operators found whose names must agree
+SHIFTS_TRIED = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Joined:
+    """Rows of Kineto operators, -1 where none: int64[operators of the execution trace].
+
+    Attributes:
+        unique: False where several stretches of the Kineto file fit equally well (a step that repeats):
+            groups and sizes are known then, sequence numbers are not.
+    """
+
+    row: I64
+    how: str
+    unique: bool
+
+
+def join(execution: ExecutionTrace, raw: RawTrace) -> Joined:
+    """Find the operators.
+
+    Raises:
+        InputError: recorded by another process, or names do not agree.
+    """
+    pids = {pid for pid in raw.operator_pids if pid >= 0}
+    if execution.pid >= 0 and pids and execution.pid not in pids:
+        raise InputError(
+            f"{execution.path}: execution trace of process {execution.pid}, but {raw.path} was recorded by "
+            f"process {', '.join(map(str, sorted(pids)[:4]))}; pass the one written in the same run by this rank"
+        )
+    numbers: dict[str, int] = {}
+    ours = np.array([numbers.setdefault(n, len(numbers)) for n in execution.names], np.int64)
+    theirs = np.array([numbers.setdefault(n, len(numbers)) for n in raw.operator_names], np.int64)
+    for column, how in ((4, "record function id"), (3, "external id")):
+        row = _by_id(execution.record_id, raw.operators[:, column])
+        found = row >= 0
+        if found.any() and (ours[found] == theirs[row[found]]).mean() >= LEAST_AGREEING:
+            row[found] = np.where(ours[found] == theirs[row[found]], row[found], -1)
+            return Joined(row=row, how=how, unique=True)
+    row, unique = _by_order(execution.thread, ours, raw.operators, theirs)
+    if not (row >= 0).any():
+        raise InputError(
+            f"{execution.path}: execution trace of {len(ours)} operators, none of which is found in the order of "
+            f"the {len(theirs)} operators of {raw.path}; pass the one written in the same run by this rank"
+        )
+    return Joined(row=row, how="order of names", unique=unique)
+
+
+def _by_id(wanted: I64, ids: I64) -> I64:
+    row = np.full(len(wanted), -1, np.int64)
+    known = np.flatnonzero(ids >= 0)
+    if len(known) and len(wanted):
+        known = known[np.argsort(ids[known], kind="stable")]
+        at = np.minimum(np.searchsorted(ids[known], wanted), len(known) - 1)
+        hit = ids[known[at]] == wanted
+        row[hit] = known[at[hit]]
+    return row
+
+
+def _by_order(thread: I64, ours: I64, operators: I64, theirs: I64) -> tuple[I64, bool]:
+    """Lay each thread's names beside those of each Kineto thread; the best fit that is good enough counts."""
+    row, unique, taken = np.full(len(ours), -1, np.int64), True, set()
+    rows_of = {}
+    for one in np.unique(operators[:, 2]).tolist():
+        rows = np.flatnonzero(operators[:, 2] == one)
+        rows_of[one] = rows[np.lexsort((-operators[rows, 1], operators[rows, 0]))]
+    threads, counts = np.unique(thread, return_counts=True)
+    for one in threads[np.argsort(-counts, kind="stable")].tolist():
+        mine = np.flatnonzero(thread == one)
+        fits = [
+            (*_fit(ours[mine], theirs[rows]), other) for other, rows in rows_of.items() if other not in taken
+        ]
+        agreeing, shift, alone, other = max(fits, default=(0, 0, True, -1))
+        if agreeing == 0:
+            continue
+        taken.add(other)
+        unique = unique and alone
+        at = np.arange(len(mine)) + shift
+        inside = (at >= 0) & (at < len(rows_of[other]))
+        found = rows_of[other][at[inside]]
+        row[mine[inside]] = np.where(ours[mine[inside]] == theirs[found], found, -1)
+    return row, unique
+
+
+def _fit(ours: I64, theirs: I64) -> tuple[int, int, bool]:
+    """Return (names that agree, shift, whether no other shift is as good); 0 names where none is good enough."""
+    values, counts = np.unique(theirs, return_counts=True)
+    at = np.minimum(np.searchsorted(values, ours), len(values) - 1)
+    frequency = np.where(values[at] == ours, counts[at], len(theirs) + 1)
+    rarest = int(frequency.argmin())
+    if frequency[rarest] > len(theirs):
+        return 0, 0, True
+    scores = []
+    for position in np.flatnonzero(theirs == ours[rarest])[:SHIFTS_TRIED].tolist():
+        shift = position - rarest
+        first, last = max(0, -shift), min(len(ours), len(theirs) - shift)
+        agreeing = int((ours[first:last] == theirs[first + shift : last + shift]).sum())
+        enough = max(LEAST_AGREEING * (last - first), 0.5 * min(len(ours), len(theirs)))
+        scores.append((agreeing if agreeing >= enough else 0, -abs(shift), shift))
+    best = max(scores)
+    return best[0], best[2], sum(score[0] == best[0] for score in scores) == 1
+
+
+def execution_facts(
+    execution: ExecutionTrace, raw: RawTrace, ops: OpTable, comm: dict[int, CommArgs], world_size: int
+) -> tuple[dict[int, CommArgs], ExecutionLink]:
+    """Return the arguments of collectives with what the execution trace adds, and how the join went.
+
+    Args:
+        ops: GPU work items. comm: arguments that Kineto gave, by row of `ops`; they win where both speak.
+        world_size: a group of as many ranks holds all of them.
+
+    Raises:
+        InputError: see `join`.
+    """
+    joined = join(execution, raw)
+    result, named, linked = dict(comm), 0, np.zeros(len(ops), bool)
+    for thread in np.unique(ops.launch_thread[ops.launch_ns >= 0]).tolist():
+        rows = joined.row[joined.row >= 0]
+        spans = raw.operators[rows[raw.operators[rows, 2] == thread], :2]
+        mine = np.flatnonzero((ops.launch_thread == thread) & (ops.launch_ns >= 0))
+        if len(spans):
+            spans = spans[np.argsort(spans[:, 0], kind="stable")]
+            before = np.searchsorted(spans[:, 0], ops.launch_ns[mine], side="right") - 1
+            reach = np.maximum.accumulate(spans[:, 1])[np.maximum(before, 0)]
+            linked[mine] = (before >= 0) & (reach >= ops.launch_ns[mine])
+    collective = np.flatnonzero((ops.kind == OpKind.COLLECTIVE) & (ops.launch_ns >= 0))
+    for row, args in execution.comm.items():
+        if (at := int(joined.row[row])) < 0:
+            continue
+        start, end, thread = raw.operators[at, :3].tolist()
+        inside = (ops.launch_thread[collective] == thread) & (ops.launch_ns[collective] >= start)
+        for op in collective[inside & (ops.launch_ns[collective] <= end)].tolist():
+            result[op] = _merged(comm.get(op), args, world_size, unique=joined.unique)
+            named += 1
+    return result, ExecutionLink(
+        file=str(execution.path),
+        joined_by=joined.how,
+        operators=len(execution.names),
+        operators_joined=int((joined.row >= 0).sum()),
+        kernels_linked=int(linked.sum()),
+        collectives_named=named,
+    )
+
+
+def _merged(kineto: CommArgs | None, args: CommArgs, world_size: int, *, unique: bool) -> CommArgs:
+    ranks = args.group_ranks
+    if not ranks and args.group_size == world_size > 1:
+        ranks = str(list(range(world_size)))
+    sequence = args.sequence if unique else -1
+    if kineto is None:
+        return CommArgs(
+            collective=args.collective,
+            in_elements=args.in_elements,
+            out_elements=args.out_elements,
+            dtype=args.dtype,
+            group_name=args.group_name,
+            group_ranks=ranks,
+            sequence=sequence,
+            group_size=args.group_size,
+            group_description=args.group_description,
+        )
+    return CommArgs(
+        collective=kineto.collective,
+        in_elements=kineto.in_elements or args.in_elements,
+        out_elements=kineto.out_elements or args.out_elements,
+        dtype=kineto.dtype or args.dtype,
+        group_name=kineto.group_name or args.group_name,
+        group_ranks=ranks if not kineto.group_ranks or "..." in kineto.group_ranks else kineto.group_ranks,
+        sequence=kineto.sequence if kineto.sequence >= 0 else sequence,
+        group_size=kineto.group_size or args.group_size,
+        group_description=kineto.group_description or args.group_description,
+    )
