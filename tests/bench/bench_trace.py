@@ -1,10 +1,11 @@
-"""Measures trace readers and replay: `python tests/bench/bench_trace.py {replay,speed,memory} ...`.
+"""Measures trace readers and replay: `python tests/bench/bench_trace.py {replay,speed,memory,ranks,stragglers} ...`.
 
     replay  DIR...        unmodified replay of every job, lags learnt on one step and judged on the others
     speed   DIR MB        a set of ranks as it is (MB = 0), or each rank repeated to MB megabytes in all
     speed   FILE MB       the file's events repeated to MB megabytes (time and ids shifted), then read by us,
                           by json.loads, and by HolisticTraceAnalysis with `--hta PYTHON` that has it
     memory  FILE MB       the same as .json.gz, ours only, peak memory
+    stragglers DIR        ByteDance's published pipeline jobs, what-if replay against the published results
     ranks   FILE COUNT    the file as COUNT ranks of one job, all read and aligned, ours only, peak memory
 
 Each reader runs in a process of its own; peak memory is that process's (or its largest child's). CPU
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("replay", "speed", "memory", "ranks"))
+    parser.add_argument("what", choices=("replay", "speed", "memory", "ranks", "stragglers"))
     parser.add_argument("source", nargs="+")
     parser.add_argument("--hta", help="Python interpreter that has HolisticTraceAnalysis or traceinsight")
     parser.add_argument("--runs", type=int, default=2, help="runs of each reader; the fastest counts")
     args = parser.parse_args()
     if args.what == "replay":
         save("trace_replay", {"jobs": [job for source in args.source for job in replay(Path(source))]})
+        return
+    if args.what == "stragglers":
+        folder = Path(args.source[0])
+        save("trace_stragglers", {"jobs": [stragglers(p) for p in sorted(folder.glob("trace-*.parquet"))]})
         return
     source, megabytes = Path(args.source[0]), int(args.source[1])
     with tempfile.TemporaryDirectory() as folder:
@@ -155,6 +161,43 @@ def replay(folder: Path) -> list[dict[str, Any]]:
     note = "  (judged on the step learnt on: there is no other)" if count == 1 else ""
     print(folder.name + note, *(f"{k}: median {middle[k]:.2%} worst {worst[k]:.2%}" for k in worst), sep="  ")
     return [{"job": folder.name, "in_sample": count == 1, "median": middle, "worst": worst, "rows": rows}]
+
+
+def stragglers(path: Path) -> dict[str, Any]:
+    """One of ByteDance's published jobs: our step times over the published ones, minus one."""
+    import numpy as np
+    import pyarrow.parquet as parquet
+
+    from kareus.trace.pipeline_ops import COLUMNS, read_job, replay_job, without_stragglers
+
+    columns = parquet.read_table(path)
+    began = time.process_time()
+    job = read_job(
+        {c: np.array(columns[c].to_pylist()) if c == "optype" else columns[c].to_numpy() for c in COLUMNS}
+    )
+    prompt, lasts = replay_job(job, job.duration, job.transfer)
+    even, _ = replay_job(job, *without_stragglers(job, lasts))
+    seconds = time.process_time() - began
+    name = path.stem.removeprefix("trace-")
+    published = json.loads((path.parent / f"result-{name}.json").read_text())
+    ours = {"step_t_base": job.recorded_s(), "step_t_nodelay": prompt, "step_t_noblk": even}
+    worst = {}
+    for what, times in ours.items():
+        theirs = np.array([published[what][str(step)] for step in job.steps])
+        worst[what] = float(np.abs(times / theirs - 1).max())
+    return {
+        "job": name,
+        "gpus": published["job_meta"].get("world_size"),
+        "steps": len(job.steps),
+        "rows": columns.num_rows,
+        "worst_step_error": worst,
+        "blocking_slowdown": {
+            "ours": float(prompt.mean() / even.mean()),
+            "published": published["blocking_slowdown"],
+        },
+        "unmodified_against_recorded": float(np.abs(prompt / job.recorded_s() - 1).mean()),
+        "cpu_seconds": seconds,
+    }
 
 
 def repeat(source: Path, target: Path, size: int) -> int:
