@@ -145,7 +145,11 @@ def solve_for(step: StepInput, cluster: Cluster) -> Schedule:
 
     manifest = step.traces.manifest
     knobs = knobs_from(manifest.capabilities if manifest else {})
-    knobs = replace(knobs, copy_engine=knobs.copy_engine and copy_engine_reaches(step.graph, cluster))
+    knobs = replace(
+        knobs,
+        copy_engine=knobs.copy_engine and copy_engine_reaches(step.graph, cluster),
+        copy_engine_hosts=(),
+    )
     graph, cost = scale_graph(step.graph, cluster), scale_cost(step.cost, step.graph, cluster)
     return make_plan(graph, cost, knobs, Goal(), time_limit_s=SOLVE_LIMIT_S).schedule
 

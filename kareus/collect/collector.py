@@ -28,6 +28,7 @@ from kareus.collect.options import CollectOptions
 from kareus.collect.power import PowerRecorder
 from kareus.collect.profiler import Window, is_capturing, is_compiled
 from kareus.collect.step_clock import StepClock
+from kareus.runtime.hosts import host_identity
 from kareus.trace.manifest import Host, Manifest
 
 log = logging.getLogger("kareus")
@@ -239,6 +240,7 @@ class Collector:
         mine = {
             "written": dataclasses.asdict(self.written),
             "host": facts.host_name(),
+            "host_id": host_identity(),
             "gpu": facts.gpu_uuid(self._job.device),
         }
         heard = link.all(json.dumps(mine))
@@ -263,6 +265,7 @@ class Collector:
         files: dict[str, str] = {}
         samples: dict[str, str] = {}
         missing: dict[str, str] = {}
+        names: dict[str, str] = {}  # machines may share a name, as containers do
         hosts: dict[str, list[int]] = {}
         gpus: dict[str, list[str]] = {}
         notes = list(lost)
@@ -270,9 +273,13 @@ class Collector:
             if answer is None:
                 missing[str(rank)] = "did not answer when the window ended"
                 continue
-            hosts.setdefault(answer["host"], []).append(rank)
+            identity = answer["host_id"]
+            if identity not in names:
+                namesakes = sum(name.partition("#")[0] == answer["host"] for name in names.values())
+                names[identity] = answer["host"] + (f"#{namesakes + 1}" if namesakes else "")
+            hosts.setdefault(names[identity], []).append(rank)
             if answer["gpu"]:
-                gpus.setdefault(answer["host"], []).append(answer["gpu"])
+                gpus.setdefault(names[identity], []).append(answer["gpu"])
             written = answer["written"]
             if written["problem"]:
                 notes.append(written["problem"])
@@ -299,7 +306,7 @@ class Collector:
             files=files,
             samples=samples,
             missing=missing,
-            capabilities=facts.capabilities(self._job.device, one_host=len(hosts) == 1),
+            capabilities=facts.capabilities(self._job.device, hosts=list(hosts.values())),
             gradients=facts.gradients(self._job.root) if self._job.wrapper == "ddp" else (),
             measured=self.step_times_ms(),
             notes=tuple(notes),

@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -57,11 +58,11 @@ def host_name() -> str:
     return socket.gethostname()
 
 
-def capabilities(device: torch.device, *, one_host: bool) -> dict[str, Any]:
+def capabilities(device: torch.device, *, hosts: Sequence[Sequence[int]]) -> dict[str, Any]:
     """Return which knobs a schedule for this job may turn, each False with its reason.
 
     Args:
-        one_host: all ranks run on one machine.
+        hosts: the ranks on each machine.
     """
     torch_has = torch_api.capabilities()
     backend = torch_api.backend_name()
@@ -81,10 +82,12 @@ def capabilities(device: torch.device, *, one_host: bool) -> dict[str, Any]:
     found["cta_budgets"] = not reason
     if reason:
         found["cta_budgets_reason"] = reason
-    reason = _no_copy_engine(device, one_host)
+    reason = _no_copy_engine(device, hosts)
     found["copy_engine"] = not reason
     if reason:
         found["copy_engine_reason"] = reason
+    elif len(hosts) > 1:
+        found["copy_engine_hosts"] = [list(ranks) for ranks in hosts]
     found["ddp_buckets"] = ddp_arguments.asked()
     return found
 
@@ -97,11 +100,11 @@ def gradients(model: Any) -> tuple[Gradient, ...]:
     )
 
 
-def _no_copy_engine(device: torch.device, one_host: bool) -> str:
+def _no_copy_engine(device: torch.device, hosts: Sequence[Sequence[int]]) -> str:
     if device.type != "cuda" or torch_api.backend_name() != "nccl":
         return "needs GPUs and NCCL"
-    if not one_host:
-        return "ranks run on several hosts"
+    if len(hosts) > 1 and all(len(ranks) == 1 for ranks in hosts):
+        return "each rank runs on a host of its own"
     if os.environ.get("NCCL_P2P_DISABLE") == "1":
         return "NCCL_P2P_DISABLE=1: peer access was switched off for this job"
     others = [i for i in range(torch.cuda.device_count()) if i != device.index]

@@ -31,6 +31,7 @@ from kareus.collect.settings import STOCK, Setting, default_settings, kinds_of, 
 from kareus.device.energy import EnergyMeter, open_meter
 from kareus.device.gpu import event_names
 from kareus.errors import InputError, KareusError, UsageError
+from kareus.runtime.hosts import host_identity, ranks_by_host
 
 log = logging.getLogger("kareus")
 
@@ -325,9 +326,11 @@ def start_sweep(session: Any, target: str) -> Sweep:
     if job.wrapper not in ("fsdp2", "ddp"):
         raise UsageError(f"profiling needs FSDP2 or DDP, found {job.wrapper}")
     exchange = session.pilot.exchange
-    hosts = exchange.gather(facts.host_name())
-    one_host = len(set(hosts)) == 1
-    capable = facts.capabilities(job.device, one_host=one_host)
+    hosts = ranks_by_host(exchange.gather(host_identity()))
+    one_host = len(hosts) == 1
+    capable = facts.capabilities(job.device, hosts=hosts)
+    if not one_host and capable["copy_engine"]:  # a setting of the sweep is for all collectives of a kind
+        capable |= {"copy_engine": False, "copy_engine_reason": "ranks run on several hosts"}
     store = _open_store(target, session, one_host)
     collector = None
     if exchange.gather(store.has_workload)[0]:

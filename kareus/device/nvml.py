@@ -167,7 +167,9 @@ class Nvml:
             if first:
                 self._logged.add(code)
         if first:
-            logger.warning("%s%s. Training goes on; more of these are counted.", rank_prefix(), failure)
+            logger.warning(
+                "%s%s. Kareus goes on without it; more of these are counted.", rank_prefix(), failure
+            )
         return failure
 
     def failure_counts(self) -> dict[str, int]:

@@ -35,7 +35,8 @@ class Knobs:
     Attributes:
         ctas: SM budgets a communicator may be given.
         cta_budgets: communicators with a budget can be made (NCCL config, not overridden by environment).
-        copy_engine: all-gathers may travel by the copy engine (all ranks on one host, capability measured).
+        copy_engine: all-gathers may travel by the copy engine (capability recorded), inside a host only.
+        copy_engine_hosts: the ranks on each host, empty where all share one.
         launch_points: hook points of submodules or units are usable.
         ddp_buckets: the job asks `kareus.ddp_kwargs` for its bucket size when it wraps the model.
         clocks: "off" leaves clocks to the GPU; "advise" and "apply" let the solver choose one per region.
@@ -46,12 +47,18 @@ class Knobs:
     ctas: tuple[int, ...] = CTA_LADDER
     cta_budgets: bool = True
     copy_engine: bool = False
+    copy_engine_hosts: tuple[tuple[int, ...], ...] = ()
     launch_points: bool = True
     ddp_buckets: bool = False
     clocks: ClockMode = "off"
     switch_time_us: int = 10_000
     min_dwell_us: int = 1_000_000
     reasons: tuple[tuple[str, str], ...] = ()
+
+    def copies(self, group: tuple[int, ...]) -> bool:
+        """Whether collectives of a group may travel by the copy engine: its ranks share a host."""
+        hosts = self.copy_engine_hosts
+        return self.copy_engine and (not hosts or any(set(group) <= set(ranks) for ranks in hosts))
 
 
 def knobs_from(capabilities: Mapping[str, Any], *, clocks: ClockMode = "off") -> Knobs:
@@ -82,6 +89,7 @@ def knobs_from(capabilities: Mapping[str, Any], *, clocks: ClockMode = "off") ->
     return Knobs(
         cta_budgets=bool(capabilities.get("cta_budgets", True)),
         copy_engine=bool(capabilities.get("copy_engine", False)),
+        copy_engine_hosts=tuple(tuple(ranks) for ranks in capabilities.get("copy_engine_hosts", ())),
         launch_points=bool(capabilities.get("launch_points", True)),
         ddp_buckets=bool(capabilities.get("ddp_buckets", False)),
         clocks=clocks,

@@ -110,7 +110,7 @@ def _budgets(collective: CollectiveOp, cost: CostModel, knobs: Knobs) -> list[in
     budgets = [stock]
     if knobs.cta_budgets and collective.kind in _KIND_KEYS:
         budgets += [c for c in knobs.ctas if c < stock]
-    if knobs.copy_engine and collective.kind == CollectiveKind.ALL_GATHER:
+    if collective.kind == CollectiveKind.ALL_GATHER and knobs.copies(collective.group):
         budgets.append(0)
     return sorted(budgets)
 
@@ -138,9 +138,11 @@ def _same_budget_per_kind(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     kinds = [collectives[m.row].kind for m in span.collectives]
     distinct = sorted(set(kinds))
-    per_kind = [
-        sorted(set().union(*(b for b, k in zip(budgets, kinds, strict=True) if k == d))) for d in distinct
-    ]
+    per_kind = []
+    for kind in distinct:
+        own = [set(b) for b, k in zip(budgets, kinds, strict=True) if k == kind]
+        everywhere = set.intersection(*own)  # the copy engine reaches all of them or is left out
+        per_kind.append(sorted(c for c in set.union(*own) if c != 0 or c in everywhere))
     index = np.indices([len(b) for b in per_kind]).reshape(len(per_kind), -1)
     column = {d: np.array(per_kind[i], np.int64)[index[i]] for i, d in enumerate(distinct)}
     num_ctas = np.stack([column[k] for k in kinds], axis=1)

@@ -27,6 +27,7 @@ from kareus.runtime.environment import budget_problem, connection_warning
 from kareus.runtime.exchange import Exchange, GroupExchange, make_exchange
 from kareus.runtime.fingerprint import Job, describe_job, fingerprint, sequence_problem
 from kareus.runtime.guard import Guard, GuardSettings
+from kareus.runtime.hosts import host_identity, inside_one_host
 from kareus.runtime.ladder import Ladder, build_ladder
 from kareus.runtime.paths import CollectivePath, GroupPath, PeerCopyPath
 from kareus.runtime.pilot import Pilot
@@ -169,7 +170,7 @@ def _assemble(
     ladder, paths = Ladder(), _plain_paths()
     if schedule is not None:
         ladder = build_ladder(schedule, all_tuples=tuples, kinds=kinds, device=job.device)
-        paths |= _copy_path(schedule, job, tuples, timeout_s, tally)
+        paths |= _copy_path(schedule, job, exchange, tuples, timeout_s, tally)
     conductor = Conductor(
         schedule=schedule, ladder=ladder, paths=paths, tally=tally, timeline=timeline, watch=watch
     )
@@ -270,10 +271,25 @@ def _own_tuples(job: Job) -> list[tuple[int, ...]]:
 
 
 def _copy_path(
-    schedule: Schedule, job: Job, tuples: list[tuple[int, ...]], timeout_s: float, tally: Tally
+    schedule: Schedule,
+    job: Job,
+    exchange: Exchange,
+    tuples: list[tuple[int, ...]],
+    timeout_s: float,
+    tally: Tally,
 ) -> dict[Path, CollectivePath]:
-    """Prepare the copy path where the schedule uses it: peer copies on CPU, symmetric memory on CUDA."""
+    """Prepare the copy path where the schedule uses it: peer copies on CPU, symmetric memory on CUDA.
+
+    Only groups whose ranks share a host have it; collectives of the others travel as in stock.
+    """
     if all(d.path is not Path.COPY_ENGINE for d in schedule.decisions):
+        return {}
+    tuples = inside_one_host(tuples, exchange.gather(host_identity()))
+    if not tuples:
+        tally.add(
+            "copy_engine_unavailable",
+            "the copy-engine path is not available (the ranks of every group are on several hosts); NCCL is used",
+        )
         return {}
     if job.device.type == "cpu":
         lanes: dict[tuple[int, ...], dist.ProcessGroup] = {}

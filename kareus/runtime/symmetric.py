@@ -12,7 +12,6 @@ Source: torch.distributed._symmetric_memory, CUDA backend (torch 2.9 to 2.14).
 
 from __future__ import annotations
 
-import socket
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,8 +151,13 @@ class SymmetricPath:
         return future
 
 
-def slot_sizes(schedule: Schedule, job: Job) -> dict[str, int]:
-    """Return the bytes a slot needs for each kind of collective the schedule sends by copy engine."""
+def slot_sizes(schedule: Schedule, job: Job, *, shards: int) -> dict[str, int]:
+    """Return the bytes a slot needs for each kind of collective the schedule sends by copy engine.
+
+    Args:
+        schedule: the agreed one. job: the model. shards: ranks of the smallest group; HSDP shards over fewer
+            than all.
+    """
     sizes: dict[str, int] = {}
     units = {unit.name: unit for unit in schedule.fingerprint.units}
     for decision in schedule.decisions:
@@ -166,7 +170,7 @@ def slot_sizes(schedule: Schedule, job: Job) -> dict[str, int]:
             continue
         elif kind == "all_gather":
             width = {"fp32": 4, "fp64": 8, "uint8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1}.get(unit.dtype, 2)
-            needed = unit.numel * width // job.world_size
+            needed = -(-unit.numel // shards) * width
         else:
             needed = unit.numel * REDUCE_BYTES.get(unit.dtype, 4)
         sizes[kind] = max(sizes.get(kind, 0), -(-needed // 256) * 256)
@@ -187,15 +191,14 @@ def make_symmetric_path(
     """Allocate the buffers; a collective call. Returns None on every rank where any rank cannot.
 
     Args:
-        tuples: rank tuples of the groups in use, equal on all ranks.
+        tuples: rank tuples of the groups in use whose ranks share a host, equal on all ranks.
     """
     lanes: dict[tuple[tuple[int, ...], str], Lane] = {}
-    problem = _host_problem(job)
-    if not problem:
-        try:
-            lanes = _allocate(slot_sizes(schedule, job), job, tuples)
-        except (RuntimeError, ImportError, AttributeError) as error:
-            problem = f"symmetric memory: {error}"
+    problem = ""
+    try:
+        lanes = _allocate(slot_sizes(schedule, job, shards=min(map(len, tuples))), job, tuples)
+    except (RuntimeError, ImportError, AttributeError) as error:
+        problem = f"symmetric memory: {error}"
     answer = torch.tensor([1 if problem else 0], device=job.device)
     dist.all_reduce(answer, op=dist.ReduceOp.MAX)
     if int(answer):
@@ -203,16 +206,6 @@ def make_symmetric_path(
         tally.add("copy_engine_unavailable", f"the copy-engine path is not available ({why}); NCCL is used")
         return None
     return SymmetricPath(lanes, job.device, timeout_s=timeout_s)
-
-
-def _host_problem(job: Job) -> str:
-    """Return why ranks cannot copy from each other, "" where all share this host; the same everywhere."""
-    name = socket.gethostname().encode()[:64].ljust(64, b"\0")
-    mine = torch.frombuffer(bytearray(name), dtype=torch.uint8).to(job.device)
-    all_names = [torch.empty_like(mine) for _ in range(job.world_size)]
-    dist.all_gather(all_names, mine)
-    same = all(torch.equal(other, mine) for other in all_names)
-    return "" if same else "ranks are on several hosts"
 
 
 def _allocate(

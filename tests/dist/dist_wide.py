@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -34,8 +35,13 @@ def closeness(rank: int, world_size: int, *, wrapper: str) -> Any:
     return {"worst": worst, "counts": counts}
 
 
-def meshes(rank: int, world_size: int, *, kind: str) -> Any:
-    """HSDP on a 2 x 2 mesh, or resharding to 2 of 4 ranks after forward."""
+def meshes(rank: int, world_size: int, *, kind: str, hosts: str = "") -> Any:
+    """HSDP on a 2 x 2 mesh, or resharding to 2 of 4 ranks after forward.
+
+    With `hosts`, one letter a rank, ranks are told that they run on these machines, and copies are planned.
+    """
+    if hosts:
+        os.environ["NCCL_HOSTID"] = hosts[rank]
 
     def make() -> Any:
         if kind == "hsdp":
@@ -49,17 +55,19 @@ def meshes(rank: int, world_size: int, *, kind: str) -> Any:
     optimizer = optimizer_of(watched)
     session = kareus.attach(watched, optimizer)
     train(watched, optimizer, rank, 4)
-    schedule = fsdp_schedule(session.fingerprint, list(session.observed), copies=False)
+    schedule = fsdp_schedule(session.fingerprint, list(session.observed), copies=bool(hosts))
     session.detach()
     model = make()
     optimizer = optimizer_of(model)
     session = kareus.attach(model, optimizer, schedule=schedule, guard=OFF)
     losses = train(model, optimizer, rank, 8)
-    groups = session.report()["ladder"]["groups"]
+    report = session.report()
     session.detach()
+    os.environ.pop("NCCL_HOSTID", None)
     return {
         "equal": losses == expected and weights(model) == weights(stock),
-        "groups": groups,
+        "groups": report["ladder"]["groups"],
+        "counts": report["counts"],
         "arms": [r.arm for r in session.records],
     }
 

@@ -30,6 +30,9 @@ THREE: dict[str, tuple[str, dict[str, Any]]] = {
 FOUR: dict[str, tuple[str, dict[str, Any]]] = {
     "hsdp": ("meshes", {"kind": "hsdp"}),
     "partial": ("meshes", {"kind": "partial"}),
+    "copies inside hosts": ("meshes", {"kind": "hsdp", "hosts": "aabb"}),
+    "copies across hosts": ("meshes", {"kind": "hsdp", "hosts": "abab"}),
+    "copies on four hosts": ("meshes", {"kind": "hsdp", "hosts": "abcd"}),
 }
 
 
@@ -57,7 +60,16 @@ def test_copies_on_three_ranks_are_close(three: dict[str, list[Any]], name: str)
         assert "path_unavailable" not in result["counts"]
 
 
-@pytest.mark.parametrize("name", list(FOUR))
+@pytest.mark.parametrize("name", ["copies inside hosts", "copies across hosts", "copies on four hosts"])
+def test_copies_stay_inside_a_host(four: dict[str, list[Any]], name: str) -> None:
+    for result in succeed(four[name]):
+        assert result["equal"]
+        assert result["arms"].count("scheduled") >= 5
+        assert ("path_unavailable" in result["counts"]) == (name != "copies inside hosts")
+        assert ("copy_engine_unavailable" in result["counts"]) == (name != "copies inside hosts")
+
+
+@pytest.mark.parametrize("name", ["hsdp", "partial"])
 def test_meshes_equal_stock(four: dict[str, list[Any]], name: str) -> None:
     for result in succeed(four[name]):
         assert result["equal"]

@@ -83,6 +83,7 @@ def run_job(
         cluster.start(
             [str(HERE / "node_job.py"), str(folder), json.dumps(parts)],
             env=environment,
+            host_env={host: {"NCCL_HOSTID": f"host{host}"} for host in range(num_hosts)},  # they share a name
             max_restarts=max_restarts,
         )
         if meanwhile is not None:
@@ -170,6 +171,9 @@ def test_hosts_without_a_shared_folder_bring_their_traces_to_rank_0(two: Run) ->
     assert all(result["equal"] for result in two.part(4, 2))
     traces = TraceSet.open(two.folder / "here")
     assert traces.complete
+    assert traces.manifest is not None
+    assert [host.ranks for host in traces.manifest.hosts] == [(0,), (1,)]
+    assert len({host.name for host in traces.manifest.hosts}) == 2
     assert traces.manifest is not None
     assert [rank for host in traces.manifest.hosts for rank in host.ranks] == [0, 1]
 
