@@ -23,6 +23,8 @@ from kareus.trace.types import (
     ProcessGroup,
 )
 
+MOST_BYTES = 2**62  # fits the column, whatever a damaged file says
+
 
 def serve_collectives(ops: OpTable, regions: Regions, names: Sequence[str]) -> None:
     """Peer copies launched under a gather's or reduce's label carry that collective's bytes."""
@@ -103,7 +105,7 @@ def _describe(
     group = _ranks(args.group_ranks) if args else ()
     return CollectiveOp(
         kind=kind,
-        num_bytes=numel * width or copied,
+        num_bytes=min(numel * width, MOST_BYTES) or copied,
         dtype=dtype,
         group=group,
         group_size=(args.group_size if args else 0) or len(group),

@@ -22,6 +22,7 @@ from kareus.trace.columns import one_int
 from kareus.trace.rawtrace import CommArgs
 from kareus.trace.types import I64, ProcessGroup
 
+MOST_ELEMENTS = 2**48  # a damaged file may say more than any message holds
 COMMUNICATION = "record_param_comms"
 _GROUPS = "## process_group:init ##"
 _HEAD = re.compile(rb'^\s*{.*?"schema"\s*:\s*"1\.\d+\.\d+(?:-chakra[\d.]*)?".*?"nodes"\s*:', re.DOTALL)
@@ -133,12 +134,15 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         document = msgspec.json.decode(data, type=_Document)
-    except (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InputError(
             f"{path}: expected an execution trace as torch.profiler.ExecutionTraceObserver writes it (JSON with "
             f'"schema", "pid" and "nodes"), found: {error}; pass that file, or leave --execution-trace out'
         ) from error
-    nodes = sorted((n for n in document.nodes if _flat(n).rf_id > 0), key=lambda node: node.rf_id)
+    nodes = sorted(
+        (n for n in map(_flat, document.nodes) if 0 < n.rf_id < 2**62 and 0 <= n.tid < 2**62),
+        key=lambda node: node.rf_id,
+    )
     groups = [g for n in document.nodes if n.name == _GROUPS for g in _groups(_Inputs(n).values)]
     by_name = {group.name: group for group in groups}
     comm = {
@@ -177,7 +181,7 @@ class _Inputs:
                 values, types = msgspec.json.decode(pair.values), msgspec.json.decode(pair.types)
             else:
                 values = msgspec.json.decode(raw)
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             values = []
         self.values: list[Any] = values if isinstance(values, list) else []
         self.types = [str(t) for t in types] if isinstance(types, list) else []
@@ -265,5 +269,5 @@ def _elements(value: Any) -> int:
     if not isinstance(value, list):
         return 0
     if len(value) == 6 and isinstance(value[5], str) and isinstance(value[3], int):
-        return max(0, value[3])
-    return sum(_elements(part) for part in value)
+        return min(max(0, value[3]), MOST_ELEMENTS)
+    return min(sum(_elements(part) for part in value), MOST_ELEMENTS)

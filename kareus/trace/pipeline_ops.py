@@ -4,8 +4,8 @@ The form in which ByteDance published three jobs (github.com/ByteDance-Seed/Stra
 al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI 2025). Every rank of a stage
 runs the same operators in the same order, so the graph is built once, and each operator's times are one array
 over data-parallel ranks and steps. Transfers meet as in `kareus.trace.replay`: they end a transfer time after the
-last of their group has started. What waits for what follows the rules of
-the published analyzer. Times are seconds, as in the published files.
+last of their group has started. What waits for what follows the rules of the published
+analyzer. Times are seconds, as in the published files.
 """
 
 from __future__ import annotations

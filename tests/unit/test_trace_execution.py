@@ -130,3 +130,16 @@ def test_inspect_shows_what_it_brought(tmp_path, capsys) -> None:
     assert (row["group"], row["group_size"], row["sequence"]) == ("7", 2, 42)
     assert main(command) == 0
     assert "7 (2)" in capsys.readouterr().out
+
+
+def test_impossible_numbers_do_no_harm(tmp_path) -> None:
+    """A number beyond 64 bits: an operator without a usable id is left out, a size is cut to what fits."""
+    odd, huge = node(10**30, 40), node(12, 2**70)
+    huge["inputs"]["values"][0] = [[3, 4, 0, 10**30, 2, "cuda:0"]]
+    trace = job(tmp_path, [odd, huge]).load(0)
+    assert trace.execution is not None
+    assert (trace.execution.operators, trace.execution.collectives_named) == (1, 1)
+    second = trace.collectives[1]
+    assert second.num_bytes >= 0
+    assert second.group_size == 2
+    assert [c.group_size for c in trace.collectives] == [0, 2, 0]
