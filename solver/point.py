@@ -83,8 +83,40 @@ def explain(problem: Problem, settings: Settings) -> str:
             least_mw = _least_power(problem, settings, least, cap)
             found.append(f"average power: about {least_mw} mW is needed, the limit is {cap} mW")
     if limits.memory_bytes is not None and ask(Objective.TIME, replace(limits, memory_bytes=None)).choices:
-        found.append(f"memory: {limits.memory_bytes} bytes are not enough for any plan")
+        least_bytes, proven = _least_memory(problem, settings, limits.memory_bytes)
+        words = "at least" if proven else "no more than"
+        found.append(
+            f"memory: {words} {least_bytes} bytes are needed, the limit is {limits.memory_bytes} bytes"
+        )
     return "; ".join(found) or "the limits contradict each other only in combination"
+
+
+def _least_memory(problem: Problem, settings: Settings, low_bytes: int) -> tuple[int, bool]:
+    """Smallest memory (bytes) of any plan under the other limits, and whether less is proven impossible.
+
+    Memory takes few values: what one option needs and a whole number of rungs.
+
+    Args:
+        problem, settings: as for `explain`. low_bytes: a limit that no plan meets.
+    """
+    options = [o for k in set(problem.chain) for o in problem.kinds[k].options]
+    rungs = len({rung for o in options for rung in o.rungs})
+    sums = {
+        m + r * problem.rung_memory_bytes for m in {o.memory_bytes for o in options} for r in range(rungs + 1)
+    }
+    values = sorted(v for v in sums if v > low_bytes)
+    low, high, proven = 0, len(values) - 1, True
+    while low < high:
+        middle = (low + high) // 2
+        limits = replace(problem.limits, memory_bytes=values[middle])
+        engine = Engine(replace(problem, limits=limits), replace(settings, tie=0.0, gap=1.0))
+        found = engine.solve(Objective.TIME, limits, time_limit_s=1.0)
+        if found.choices:
+            high = middle
+        else:
+            proven = proven and found.status is Status.INFEASIBLE
+            low = middle + 1
+    return values[high], proven
 
 
 def _least_power(problem: Problem, settings: Settings, known: Solution, low_mw: int) -> int:
