@@ -200,6 +200,17 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     close_by: int = 0
 
 
+class RankClocks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Clock regions of some ranks, instead of the schedule's: GPUs that differ, or that wait for slower ones.
+
+    Attributes:
+        ranks: global ranks. clocks: their regions; empty leaves their clocks alone.
+    """
+
+    ranks: tuple[int, ...]
+    clocks: tuple[ClockRegion, ...] = ()
+
+
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A plan for every step of a job. `Schedule.load` and `save` are the only ways to and from a file.
 
@@ -212,6 +223,8 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ddp_bucket_cap_mb: bucket size for `kareus.ddp_kwargs`; None leaves it alone.
         ddp_bucket_cap_mb_list: sizes of single buckets in order (torch >= 2.11); empty leaves it alone.
         clocks: clock regions; carried out only with `clocks="apply"`.
+        rank_clocks: ranks with clock regions of their own. What ranks must share, the order and the groups of
+            collectives, has no such part.
         compute_sm_margin: SMs kept free of GEMMs (BLAS carve-out); None is off.
         stock, predicted, bound: effects the solver worked with. proof: how sure it is; None unknown.
         verified: the cost model was fitted from a profile of this kind of GPU.
@@ -227,6 +240,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ddp_bucket_cap_mb: float | None = None
     ddp_bucket_cap_mb_list: tuple[float, ...] = ()
     clocks: tuple[ClockRegion, ...] = ()
+    rank_clocks: tuple[RankClocks, ...] = ()
     compute_sm_margin: int | None = None
     stock: Effect | None = None
     predicted: Effect | None = None
@@ -242,6 +256,21 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if decision.collective in seen:
                 raise ValueError(f"two decisions for {decision.collective}")
             seen.add(decision.collective)
+        own = [rank for part in self.rank_clocks for rank in part.ranks]
+        if len(own) != len(set(own)):
+            raise ValueError(f"rank_clocks: expected each rank once, found {sorted(own)}")
+
+    @property
+    def every_region(self) -> tuple[ClockRegion, ...]:
+        """The clock regions of all ranks, the same on each."""
+        return self.clocks + tuple(region for part in self.rank_clocks for region in part.clocks)
+
+    def clocks_of(self, rank: int) -> tuple[ClockRegion, ...]:
+        """Return the clock regions of a rank."""
+        for part in self.rank_clocks:
+            if rank in part.ranks:
+                return part.clocks
+        return self.clocks
 
     def decision_for(self, key: CollectiveKey) -> Decision:
         """Return the decision for a collective; stock's where the schedule names none."""

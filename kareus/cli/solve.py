@@ -6,17 +6,22 @@ import argparse
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from kareus.cli.inputs import StepInput, add_step_arguments, read_step
 from kareus.errors import InputError, UsageError
 from kareus.plan.knobs import knobs_from
 from kareus.plan.planner import Goal, Plan, make_plan
 from kareus.plan.policies.rules import SYNTAX, parse_rule
+from kareus.plan.stragglers import SlackUse, idle_wait_us, use_slack, with_slack_used
 from kareus.report.progress import SolverProgress
 from kareus.report.tables import print_solve
 from kareus.schema import write_document
+from kareus.trace.graph import graphs
 
 FRONTIER_POINTS = 20
 
@@ -69,6 +74,11 @@ def add_parser(subparsers: Any) -> None:
         help="GPU memory the schedule may take beyond stock's, for communicators, copy-engine buffers and "
         "parameters gathered for longer: 500MB, 1.5GiB, ... (default: no limit)",
     )
+    parser.add_argument(
+        "--use-slack",
+        action="store_true",
+        help="with --clocks advise or apply: ranks that wait for a slower one get lower clocks of their own",
+    )
     parser.add_argument("--robust", action="store_true", help="choose by the 90 %% worst case of the profile")
     parser.add_argument(
         "--time-limit", type=float, default=10.0, metavar="S", help="solver seconds (default 10)"
@@ -118,6 +128,8 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e12:
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: expected a positive number")
+    if args.use_slack and args.clocks == "off":
+        raise UsageError("--use-slack lowers clocks: give --clocks advise or --clocks apply with it")
     if args.finalists < 0:
         raise UsageError(f"--finalists {args.finalists}: expected 0 or more")
     goal = Goal(
@@ -144,6 +156,8 @@ def run(args: argparse.Namespace) -> int:
             conditions=step.conditions,
             progress=progress,
         )
+    if args.use_slack:
+        plan = replace(plan, schedule=with_slack_used(plan.schedule, _slack(step)))
     plan.schedule.save(args.output)
     _save_finalists(plan, args.output, args.finalists)
     if args.frontier:
@@ -155,6 +169,18 @@ def run(args: argparse.Namespace) -> int:
         print(step.profile_note, file=sys.stderr)
         print_solve(document, output=args.output)
     return 0
+
+
+def _slack(step: StepInput) -> list[SlackUse]:
+    """What each rank but the planned one, which is the slowest, could do with its waits."""
+    found = []
+    for rank in step.traces.ranks:
+        if rank == step.graph.rank:
+            continue
+        trace = step.traces.load(rank)
+        waits_us = idle_wait_us(trace, step.traces.alignment)
+        found += [use_slack(g, waits_us, step.cost) for g in graphs(trace) if g.index == step.graph.index]
+    return found
 
 
 def _check_folder(path: str | None) -> None:
@@ -227,6 +253,7 @@ def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
         "options_priced": sum(table.priced for table in plan.step.tables),
         "changed_collectives": len(plan.schedule.decisions),
         "ddp_bucket_cap_mb": plan.schedule.ddp_bucket_cap_mb,
+        "rank_clocks": msgspec.to_builtins(plan.schedule.rank_clocks),
     }
 
 

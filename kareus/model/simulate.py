@@ -101,7 +101,7 @@ def _locked_clocks(graphs: Sequence[StepGraph], schedule: Schedule | None) -> li
     clocks = []
     for graph in graphs:
         wanted = np.zeros(len(graph.ops))
-        for region in schedule.clocks if schedule is not None else ():
+        for region in schedule.clocks_of(graph.rank) if schedule is not None else ():
             if region.sm_clock_mhz is None:
                 continue
             first = (

@@ -71,6 +71,9 @@ def setting_sentences(schedule: Schedule) -> tuple[str, ...]:
     if schedule.compute_sm_margin:
         found.append(f"Keeps {_count(schedule.compute_sm_margin, 'SM')} free of matrix products.")
     found += [_clock_sentence(region) for region in schedule.clocks]
+    for part in schedule.rank_clocks:
+        ranks = f"Rank{'s' if len(part.ranks) > 1 else ''} {', '.join(map(str, part.ranks))}: "
+        found += [ranks + _clock_sentence(region) for region in part.clocks] or [ranks + "clocks left alone."]
     return tuple(found)
 
 

@@ -55,7 +55,7 @@ def describe_difference(mine: Schedule, other: Schedule) -> list[str]:
                 found.append(f"{key}: {field} is {a if a is not None else 'stock'} here, rank 0 has {b}")
     for field in (
         "forward_prefetch", "backward_prefetch", "reduce_scatter_deferral", "separate_reduce_scatter_group",
-        "ddp_bucket_cap_mb", "ddp_bucket_cap_mb_list", "clocks", "compute_sm_margin",
+        "ddp_bucket_cap_mb", "ddp_bucket_cap_mb_list", "clocks", "rank_clocks", "compute_sm_margin",
     ):  # fmt: skip
         a, b = getattr(mine, field), getattr(other, field)
         if a != b:

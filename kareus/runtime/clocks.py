@@ -70,9 +70,12 @@ class ClockControl:
             self._governor = None
 
 
-def open_clocks(schedule: Schedule | None, sampler: MeterSampler | None, tally: Tally) -> ClockControl | None:
-    """Return the control of a schedule's clock regions, None where there are none or no GPU to set."""
-    if schedule is None or not schedule.clocks:
+def open_clocks(
+    schedule: Schedule | None, rank: int, sampler: MeterSampler | None, tally: Tally
+) -> ClockControl | None:
+    """Return the control of a rank's clock regions, None where there are none or no GPU to set."""
+    regions = schedule.clocks_of(rank) if schedule is not None else ()
+    if not regions:
         return None
     if sampler is None:
         tally.add(
@@ -81,4 +84,4 @@ def open_clocks(schedule: Schedule | None, sampler: MeterSampler | None, tally: 
         return None
     from kareus.device import Governor
 
-    return ClockControl(schedule.clocks, lambda: Governor(sampler.meter, schedule.clocks, "apply"))
+    return ClockControl(regions, lambda: Governor(sampler.meter, regions, "apply"))

@@ -249,7 +249,7 @@ def _add_switches(session: Session, driver: Any, clocks: str, sampler: MeterSamp
     assert job is not None
     if schedule is None:
         return
-    control = open_clocks(schedule, sampler, session.tally) if clocks == "apply" else None
+    control = open_clocks(schedule, job.rank, sampler, session.tally) if clocks == "apply" else None
     if control is not None:
         driver.board.install(control.points(), elsewhere=driver.points_elsewhere())
         driver.board.listeners.append(control.on_met)

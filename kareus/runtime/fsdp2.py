@@ -111,7 +111,7 @@ class Fsdp2Driver:
         """True where points inside or around units matter: to launches, or to where a clock region starts."""
         schedule = self.conductor.schedule
         return bool(self.conductor.launch_points()) or (
-            schedule is not None and any(region.start is not None for region in schedule.clocks)
+            schedule is not None and any(region.start is not None for region in schedule.every_region)
         )
 
     @property

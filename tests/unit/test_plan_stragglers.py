@@ -12,8 +12,11 @@ import pytest
 from kareus.errors import InputError
 from kareus.model.calibrate import calibrated
 from kareus.model.cost import CostModel
-from kareus.plan.stragglers import USABLE, idle_wait_us, use_slack
+from kareus.model.simulate import simulate
+from kareus.plan.stragglers import USABLE, SlackUse, idle_wait_us, use_slack, with_slack_used
+from kareus.schedule import ClockRegion, LaunchPoint, RankClocks, Schedule
 from kareus.trace.graph import graphs
+from kareus.trace.identity import fingerprint
 from kareus.trace.ranks import TraceSet
 from kareus.trace.types import StepGraph
 
@@ -76,3 +79,39 @@ def test_a_rank_that_always_arrives_late_makes_the_other_one_s_slack() -> None:
     )
     found = idle_wait_us(lone, replace(alignment, collectives=matched))
     assert found == pytest.approx(late_ns / 1e3 / len(trace.steps))
+
+
+def use(rank: int, clock: int | None) -> SlackUse:
+    return SlackUse(rank=rank, wait_us=1000.0, sm_clock_mhz=clock, slower_us=10.0, saved_j=1.0)
+
+
+def test_slack_becomes_clock_regions_of_the_ranks_that_wait() -> None:
+    graph, cost = step()
+    plan = Schedule(fingerprint=fingerprint(graph))
+    used = with_slack_used(plan, [use(1, 1200), use(2, None), use(3, 1200), use(4, 1000)])
+    assert used.rank_clocks == (
+        RankClocks(ranks=(1, 3), clocks=(ClockRegion(sm_clock_mhz=1200),)),
+        RankClocks(ranks=(4,), clocks=(ClockRegion(sm_clock_mhz=1000),)),
+    )
+    assert used.clocks_of(0) == used.clocks_of(2) == ()
+    assert used.clocks_of(3) == (ClockRegion(sm_clock_mhz=1200),)
+    assert used.digest() != plan.digest()
+    assert with_slack_used(plan, [use(1, None)]).rank_clocks == ()
+    slow = simulate([replace(graph, rank=4)], used, cost)
+    assert slow.time_us > simulate([graph], used, cost).time_us
+
+
+def test_slack_caps_the_plan_s_own_regions() -> None:
+    later = LaunchPoint(module="a", phase="backward", side="before")
+    regions = (ClockRegion(sm_clock_mhz=1000), ClockRegion(start=later, sm_clock_mhz=1800))
+    plan = Schedule(fingerprint=fingerprint(step()[0]), clocks=regions)
+    used = with_slack_used(plan, [use(1, 1400)])
+    assert used.clocks_of(1) == (regions[0], ClockRegion(start=later, sm_clock_mhz=1400))
+    assert used.clocks_of(0) == regions
+    assert with_slack_used(plan, [use(1, 1900)]).rank_clocks == ()
+
+
+def test_a_rank_has_one_part() -> None:
+    part = RankClocks(ranks=(1,), clocks=())
+    with pytest.raises(ValueError, match="each rank once"):
+        Schedule(fingerprint=fingerprint(step()[0]), rank_clocks=(part, part))

@@ -26,6 +26,7 @@ from kareus.schedule import (
     CollectiveKey,
     Fingerprint,
     LaunchPoint,
+    RankClocks,
     Schedule,
     UnitShape,
 )
@@ -251,6 +252,15 @@ def test_clock_control_follows_points_and_arms() -> None:
 def test_clocks_without_a_gpu_are_counted_and_left_alone() -> None:
     tally = Tally(0)
     plan = schedule(clocks=(ClockRegion(sm_clock_mhz=1400),))
-    assert open_clocks(plan, None, tally) is None
+    assert open_clocks(plan, 0, None, tally) is None
     assert tally.counts["clocks_unavailable"] == 1
-    assert open_clocks(schedule(), None, tally) is None
+    assert open_clocks(schedule(), 0, None, tally) is None
+
+
+def test_a_rank_with_clocks_of_its_own_is_given_those() -> None:
+    own = RankClocks(ranks=(1,), clocks=(ClockRegion(sm_clock_mhz=1200),))
+    plan = schedule(rank_clocks=(own,))
+    for rank, counted in ((0, 0), (1, 1)):
+        tally = Tally(rank)
+        assert open_clocks(plan, rank, None, tally) is None  # no GPU to set
+        assert tally.counts["clocks_unavailable"] == counted
