@@ -8,7 +8,7 @@ decomposition loses; among plans the simulator cannot tell apart, the one that c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +19,8 @@ from kareus.model.simulate import Simulation, simulate
 from kareus.plan.lower import decisions_of
 from kareus.plan.options import FULL_PRODUCT_COLLECTIVES, OptionTable
 from kareus.plan.problem import StepProblem
-from kareus.schedule import Schedule
+from kareus.plan.repair import without_launch
+from kareus.schedule import CollectiveKey, Schedule
 
 WITHIN_NOISE = 1e-3  # relative: plans this close are not told apart, neither by model nor by measurement
 MOST_EVALUATIONS = 120
@@ -68,6 +69,7 @@ def improve(
     schedule: Schedule,
     score: Callable[[Schedule, Simulation], Score],
     *,
+    unlaunched: Collection[CollectiveKey] = (),
     max_evaluations: int = MOST_EVALUATIONS,
     num_finalists: int = 3,
 ) -> Improved:
@@ -76,6 +78,7 @@ def improve(
     Args:
         step: the problem. choices: option of each span; clocks stay as they are.
         schedule: the plan lowered. score: judges a schedule and its simulated step.
+        unlaunched: collectives that start as recorded whatever their setting says, see `repair`.
         max_evaluations: steps simulated at most; fewer for steps of many ops.
         num_finalists: plans kept for measuring beside the chosen one.
 
@@ -88,7 +91,12 @@ def improve(
 
     def look(at: tuple[int, ...]) -> _Seen | None:
         if at not in seen:
-            changed = msgspec.structs.replace(schedule, decisions=decisions_of(step, at))
+            decisions = [
+                without_launch(d) if d.collective in unlaunched else d for d in decisions_of(step, at)
+            ]
+            changed = msgspec.structs.replace(
+                schedule, decisions=tuple(d for d in decisions if not d.is_stock)
+            )
             try:
                 simulation = simulate([step.graph], changed, step.cost)
             except InputError:  # launch points that wait for each other in a circle

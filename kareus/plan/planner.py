@@ -29,7 +29,7 @@ from kareus.plan.policies.choose import Point as Choice
 from kareus.plan.policies.rules import Rule
 from kareus.plan.problem import StepProblem, build_problem, whole, with_limits
 from kareus.plan.repair import without_circles
-from kareus.schedule import Effect, Proof, Schedule
+from kareus.schedule import CollectiveKey, Effect, Proof, Schedule
 from kareus.trace.manifest import Gradient
 from kareus.trace.types import StepGraph
 from solver import Frontier, Objective, Solution, Status, frontier, solve
@@ -205,8 +205,8 @@ def _plan_step(
         )
     stock_simulation = simulate([graph], None, cost)
     schedule = lower(step, solution.choices, _effects(stock, solution), conditions=conditions)
-    stock_error = scheduled_error = stock.time_us / stock_simulation.time_us - 1
-    improved = None
+    stock_error = stock.time_us / stock_simulation.time_us - 1
+    dropped: tuple[CollectiveKey, ...] = ()
 
     def memory_of(found: Schedule, played: Simulation) -> ExtraMemory:
         return extra_memory(found, graph, cost, stock=stock_simulation, planned=played)
@@ -216,16 +216,15 @@ def _plan_step(
     except InputError:  # launch points that wait for each other in a circle
         schedule, simulation, dropped = without_circles(graph, schedule, cost)
         schedule = msgspec.structs.replace(schedule, notes=(*schedule.notes, _dropped_note(dropped)))
-        scheduled_error = solution.time_us / simulation.time_us - 1
-    else:
-        scheduled_error = solution.time_us / simulation.time_us - 1
-        improved = improve(
-            step,
-            solution.choices,
-            schedule,
-            lambda found, played: _score(goal, objective, stock_simulation, played, memory_of(found, played)),
-        )
-        schedule, simulation = _with_gain(improved), improved.simulation
+    scheduled_error = solution.time_us / simulation.time_us - 1
+    improved = improve(
+        step,
+        solution.choices,
+        schedule,
+        lambda found, played: _score(goal, objective, stock_simulation, played, memory_of(found, played)),
+        unlaunched=dropped,
+    )
+    schedule, simulation = _with_gain(improved), improved.simulation
     memory = memory_of(schedule, simulation)
     kept_stock = _why_stock(goal, stock_simulation, simulation, memory)
     if kept_stock:
@@ -251,10 +250,10 @@ def _plan_step(
     )
 
 
-def _dropped_note(collectives: tuple[str, ...]) -> str:
+def _dropped_note(collectives: tuple[CollectiveKey, ...]) -> str:
     return (
         f"{len(collectives)} launch point(s) of the solver's plan would wait for each other in a circle and were "
-        f"left as recorded: {', '.join(collectives)}"
+        f"left as recorded: {', '.join(map(str, collectives))}"
     )
 
 

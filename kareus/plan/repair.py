@@ -12,13 +12,13 @@ import msgspec
 from kareus.errors import InputError
 from kareus.model.cost import CostModel
 from kareus.model.simulate import Simulation, simulate
-from kareus.schedule import Decision, Schedule
+from kareus.schedule import CollectiveKey, Decision, Schedule
 from kareus.trace.types import StepGraph
 
 
 def without_circles(
     graph: StepGraph, schedule: Schedule, cost: CostModel
-) -> tuple[Schedule, Simulation, tuple[str, ...]]:
+) -> tuple[Schedule, Simulation, tuple[CollectiveKey, ...]]:
     """Return a schedule that can be played, its simulation, and the collectives that lost a launch point.
 
     Launch points are put back one by one in the order of the decisions, each kept where the step can still
@@ -27,7 +27,7 @@ def without_circles(
     Raises:
         InputError: the plan cannot be played even without launch points.
     """
-    kept = [_without_launch(d) for d in schedule.decisions]
+    kept = [without_launch(d) for d in schedule.decisions]
     simulation = simulate([graph], _with(schedule, kept), cost)
     dropped = []
     for i, decision in enumerate(schedule.decisions):
@@ -38,11 +38,12 @@ def without_circles(
             simulation = simulate([graph], _with(schedule, kept), cost)
         except InputError:
             kept[i] = before
-            dropped.append(str(decision.collective))
+            dropped.append(decision.collective)
     return _with(schedule, kept), simulation, tuple(dropped)
 
 
-def _without_launch(decision: Decision) -> Decision:
+def without_launch(decision: Decision) -> Decision:
+    """Return the decision with its collective started as recorded."""
     return msgspec.structs.replace(decision, launch=None)
 
 

@@ -216,3 +216,16 @@ def test_extra_memory_counts_each_communicator_once_and_the_largest_buffer():
     assert found == ExtraMemory(copy_buffers=2 * shard)
     early = replace(stock, peak_gathered_bytes=stock.peak_gathered_bytes + 5)
     assert extra_memory(plan, graph, COST, stock=stock, planned=early).gathered == 5
+
+
+def test_a_plan_that_lost_launch_points_to_a_circle_is_improved_too():
+    graph = recorded("fsdp2-nvlink-collected")
+    plan = make_plan(graph, COST, PLAIN, Goal())
+    notes = [note for note in plan.schedule.notes if "in a circle" in note]
+    assert len(notes) == 1
+    assert plan.improved is not None
+    assert plan.improved.evaluations > 1
+    assert plan.improved.best <= plan.improved.start
+    launched = {str(d.collective) for d in plan.schedule.decisions if d.launch is not None}
+    assert not any(name in notes[0] for name in launched)
+    assert simulate([graph], plan.schedule, COST).time_us == plan.simulation.time_us

@@ -42,7 +42,7 @@ def test_only_the_point_that_closes_the_circle_goes(circle_of_a_and_c):
         "d": None,
     }
     assert [d.num_ctas for d in found.decisions] == [8] * 4
-    assert dropped == (str(decision("c").collective),)
+    assert dropped == (decision("c").collective,)
 
 
 def test_a_decision_that_was_a_launch_point_alone_is_left_out(circle_of_a_and_c):
