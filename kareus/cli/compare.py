@@ -21,7 +21,7 @@ COLUMNS = (
     "time",
     "energy",
     "saved",
-    "time at\nequal energy",
+    "time at\nequal\nenergy",
     "power",
     "bound",
 )
@@ -114,23 +114,25 @@ def _policy(outcome: Outcome, stock: Outcome) -> dict[str, Any]:
         "runnable": not outcome.missing,
         "missing": outcome.missing,
         "note": outcome.note,
+        "lacks": outcome.lacks,
     }
 
 
 def policy_rows(outcomes: tuple[Outcome, ...]) -> tuple[PolicyRow, ...]:
-    """Return the rows of a report; policies without a plan no slower than stock are left out."""
+    """Return the rows of a report; a policy without a plan no slower than stock has no effect, and says why."""
     return tuple(
         PolicyRow(
             name=outcome.name,
-            effect=Effect(time_us=outcome.time_us, energy_j=outcome.energy_j, source=Source.PREDICTED),
+            effect=None
+            if outcome.time_us is None
+            else Effect(time_us=outcome.time_us, energy_j=outcome.energy_j, source=Source.PREDICTED),
             needs=outcome.needs,
             runnable=not outcome.missing,
             bound_j=outcome.bound_j,
             equal_energy_time_us=outcome.equal_energy_time_us,
-            note=outcome.note,
+            note="; ".join(filter(None, (outcome.lacks, outcome.note))),
         )
         for outcome in outcomes
-        if outcome.time_us is not None
     )
 
 
@@ -140,7 +142,7 @@ def print_outcomes(document: Mapping[str, Any]) -> None:
     rows = []
     slowdown = document.get("max_slowdown", 0.0)
     columns = list(COLUMNS)
-    columns[3] = f"saved within\n{signed_percent(slowdown)}" if slowdown else "saved at\nequal time"
+    columns[3] = f"saved\nwithin\n{signed_percent(slowdown)}" if slowdown else "saved at\nequal\ntime"
     limit_us = document["policies"][0]["time_us"] * (1 + slowdown)
     for policy in document["policies"]:
         in_time = policy["time_us"] is not None and policy["time_us"] <= limit_us
@@ -159,6 +161,7 @@ def print_outcomes(document: Mapping[str, Any]) -> None:
     out.print()
     for policy in document["policies"]:
         out.print(f"{policy['name']}: {_about(policy)}", markup=False)
+    out.print("bound: proven least energy of all plans of a policy; rules and searches prove none")
     recorded = ms(document["measured"]["time_us"])
     print(f"recorded step {recorded} (measured); {document['costs']}", file=sys.stderr)
     for reason in sorted({policy["missing"] for policy in document["policies"]} - {""}):
@@ -168,7 +171,7 @@ def print_outcomes(document: Mapping[str, Any]) -> None:
 def _about(policy: Mapping[str, Any]) -> str:
     needs = ", ".join(policy["needs"]) or "nothing"
     here = " (not here)" if policy["missing"] else ""
-    return "; ".join(filter(None, (f"needs {needs}{here}", policy["note"])))
+    return "; ".join(filter(None, (f"needs {needs}{here}", policy["lacks"], policy["note"])))
 
 
 def _shown(value: float | None, words: Any) -> str:

@@ -210,7 +210,7 @@ class PolicyRow:
     """One policy of `kareus compare` on the same step.
 
     Attributes:
-        name: of the policy. effect: its time and energy.
+        name: of the policy. effect: its time and energy, None where it has no plan (the note says why).
         equal_energy_time_us: its least time without more energy than stock, None unknown.
         needs: what it needs ("root", "profiling 5 min"), () nothing.
         runnable: this machine could carry it out. bound_j: proven bound where there is one.
@@ -218,7 +218,7 @@ class PolicyRow:
     """
 
     name: str
-    effect: Effect
+    effect: Effect | None
     needs: tuple[str, ...] = ()
     runnable: bool = True
     bound_j: float | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kareus.report.data import FrontierPoint, FrontierView, PolicyRow
+from kareus.report.data import Effect, FrontierPoint, FrontierView, PolicyRow
 from kareus.report.markup import el, source_tag, table, text
 from kareus.report.numbers import change, joules, ms, signed_percent
 from kareus.report.plotting import Frame, Mark, dots, figure, glyph, layer, steps
@@ -31,7 +31,8 @@ def policy_plot(policies: Sequence[PolicyRow], frontier: FrontierView | None) ->
     if curve:
         line = steps([(p.time_us, p.energy_j) for p in curve], frame)
         curves = layer(el("path", d=line, class_="front")) + dots(curve, frame)
-    described = f"Energy against step time: {len(policies)} policies, listed in the table below"
+    drawn = sum(len(mark.names) for mark in marks)
+    described = f"Energy against step time: {drawn} policies, listed in the table below"
     return figure(frame, marks, curves, described)
 
 
@@ -41,7 +42,7 @@ def policy_table(policies: Sequence[PolicyRow]) -> str:
         "policy", "time", "energy", "saved at equal time", "time at equal energy", "average power", "bound",
         "source", "needs",
     ]  # fmt: skip
-    rows = [_cells(policy, policies[0]) for policy in policies]
+    rows = [_cells(policy, policies[0].effect) for policy in policies]
     notes = "".join(
         el("li", el("strong", text(policy.name)), text(f": {policy.note}."))
         for policy in policies
@@ -51,25 +52,28 @@ def policy_table(policies: Sequence[PolicyRow]) -> str:
     return table("Policies", head, rows, numeric=frozenset(range(1, 7))) + below
 
 
-def _cells(policy: PolicyRow, stock: PolicyRow) -> list[str]:
+def _cells(policy: PolicyRow, stock: Effect | None) -> list[str]:
     effect = policy.effect
-    energy, power, saved = "unknown", "", "-"
-    if effect.energy_j is not None:
-        energy = joules(effect.energy_j)
-        power = f"{effect.energy_j / effect.time_us * 1e6:.0f} W"
-        if stock.effect.energy_j is not None and effect.time_us <= stock.effect.time_us:
-            saved = signed_percent(0.0 - change(stock.effect.energy_j, effect.energy_j))
+    time, energy, power, saved = "-", "-", "-", "-"
+    if effect is not None:
+        time, energy, power = ms(effect.time_us), "unknown", ""
+        if effect.energy_j is not None:
+            energy = joules(effect.energy_j)
+            power = f"{effect.energy_j / effect.time_us * 1e6:.0f} W"
+            if stock is not None and stock.energy_j is not None and effect.time_us <= stock.time_us:
+                saved = signed_percent(0.0 - change(stock.energy_j, effect.energy_j))
     equal = policy.equal_energy_time_us
+    later = "-" if equal is None or stock is None else signed_percent(change(stock.time_us, equal))
     tag = "" if policy.runnable else el("span", " not possible here", class_="tag")
     return [
         text(policy.name) + tag,
-        ms(effect.time_us),
+        time,
         energy,
         text(saved),
-        text(signed_percent(change(stock.effect.time_us, equal))) if equal is not None else "-",
+        text(later),
         power,
         joules(policy.bound_j) if policy.bound_j is not None else "-",
-        source_tag(effect.source),
+        source_tag(effect.source) if effect is not None else "-",
         text(", ".join(policy.needs) or "nothing"),
     ]
 
@@ -78,7 +82,7 @@ def _marks(policies: Sequence[PolicyRow]) -> list[Mark]:
     """One mark per place: policies that come to the same plan share it; hollow where none can run here."""
     places: dict[tuple[float, float], list[PolicyRow]] = {}
     for policy in policies:
-        if policy.effect.energy_j is not None:
+        if policy.effect is not None and policy.effect.energy_j is not None:
             places.setdefault((policy.effect.time_us, policy.effect.energy_j), []).append(policy)
     return [
         Mark(

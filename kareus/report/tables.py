@@ -34,13 +34,12 @@ def grid(
     """Print one table.
 
     Args:
-        out: where to. columns: header texts; a terminal breaks them at their newlines. rows: cells, plain text.
+        out: where to. columns: header texts, of several lines where they hold newlines. rows: cells, plain text.
         left: columns set flush left, the others hold figures. title: a line above, "" none.
     """
     if not out.is_terminal:
         # A pipe has no width: nothing may be wrapped or cut.
-        heads = [column.replace("\n", " ") for column in columns]
-        lines = ([title] if title else []) + _aligned([heads, *rows], left)
+        lines = ([title] if title else []) + _aligned([*_head_lines(columns), *rows], left)
         out.file.write("".join(plain(line) + "\n" for line in lines))
         return
     fits = "utf" in out.encoding
@@ -60,6 +59,14 @@ def grid(
     for row in rows:
         table.add_row(*(Text(cell if fits else plain(cell)) for cell in row))
     out.print(table)
+
+
+def _head_lines(columns: Sequence[str]) -> list[Row]:
+    """Headers line by line; shorter ones stand at the bottom, next to their figures."""
+    parts = [column.split("\n") for column in columns]
+    height = max(map(len, parts))
+    padded = [[""] * (height - len(part)) + part for part in parts]
+    return [list(line) for line in zip(*padded, strict=True)]
 
 
 def _aligned(rows: Sequence[Row], left: Sequence[int]) -> list[str]:

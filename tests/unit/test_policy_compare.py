@@ -1,6 +1,7 @@
 import argparse
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from kareus.cli import compare
 from kareus.errors import UsageError
 from kareus.plan.knobs import knobs_from
+from kareus.plan.policies import shortfall
 from kareus.plan.policies.ground import compare_step
 from kareus.plan.policies.kareus26 import budget_for
 from kareus.plan.problem import build_problem
+from solver import Objective, Solution, Status
 
 pytest.importorskip("ortools")
 TRACE = Path(__file__).parents[2] / "traces/ddp-nvlink-default"
@@ -115,7 +118,11 @@ def test_command_prints_a_table_and_a_document(capsys, monkeypatch):
     monkeypatch.setattr(compare, "compare_step", lambda *args, **kwargs: outcomes())
     assert compare.run(parse()) == 0
     printed = capsys.readouterr()
-    assert "saved at equal time" in printed.out
+    head = [line.split() for line in printed.out.splitlines()[1:4]]
+    assert head[0] == ["saved", "at", "time", "at"]
+    assert head[2] == ["time", "energy", "time", "energy", "power", "bound"]
+    table = printed.out.split("\n\n")[0].splitlines()
+    assert max(map(len, table)) <= 80
     assert "kareus with clocks" in printed.out
     assert "one clock: needs clock permission (not here)" in printed.out
     for policy in document()["policies"]:
@@ -135,7 +142,16 @@ def outcomes():
         Outcome(
             **{
                 k: p[k]
-                for k in ("name", "time_us", "energy_j", "equal_energy_time_us", "bound_j", "missing", "note")
+                for k in (
+                    "name",
+                    "time_us",
+                    "energy_j",
+                    "equal_energy_time_us",
+                    "bound_j",
+                    "missing",
+                    "note",
+                    "lacks",
+                )
             },
             needs=tuple(p["needs"]),
         )
@@ -150,7 +166,48 @@ def test_rows_for_the_report_carry_the_same_figures():
         )  # fmt: skip
         assert row.effect.source == "predicted"
         assert row.runnable == policy["runnable"]
-        assert row.note == policy["note"]
+        assert row.note == "; ".join(filter(None, (policy["lacks"], policy["note"])))
+
+
+def test_a_missing_figure_is_explained_in_table_and_report(capsys, monkeypatch):
+    stock, serialised = (next(o for o in outcomes() if o.name == n) for n in ("stock", "serialised"))
+    assert serialised.lacks.startswith(f"no plan within {stock.time_us / 1e3:.2f} ms, its fastest takes ")
+    assert f"its least needs {serialised.energy_j:.2f} J, stock {stock.energy_j:.2f} J" in serialised.lacks
+    none = replace(
+        stock,
+        name="zeus",
+        time_us=None,
+        energy_j=None,
+        equal_energy_time_us=None,
+        lacks="no clock keeps within",
+    )
+    monkeypatch.setattr(compare, "compare_step", lambda *args, **kwargs: (stock, serialised, none))
+    assert compare.run(parse()) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert next(line for line in printed if line.startswith("zeus")).split() == ["zeus", *"------"]
+    assert "zeus: needs nothing; no clock keeps within" in printed
+    assert f"serialised: needs nothing; {serialised.lacks}; {serialised.note}" in printed
+    row = compare.policy_rows((stock, none))[1]
+    assert (row.effect, row.note) == (None, "no clock keeps within")
+
+
+def test_unsolved_limits_are_told_apart_from_proven_ones():
+    found = Solution(status=Status.OPTIMAL, objective=Objective.ENERGY, choices=(0,))
+    unknown = Solution(status=Status.UNKNOWN, objective=Objective.ENERGY)
+    proven = Solution(status=Status.INFEASIBLE, objective=Objective.TIME)
+    assert shortfall.of_solves(found, found, 1000, 5.0) == ""
+    assert shortfall.of_solves(unknown, proven, 1500, 5.0) == (
+        "no plan within 1.50 ms, none found in 5 s, which proves nothing; allow more with --time-limit; "
+        "no plan without more energy than stock, proven"
+    )
+
+
+def test_a_rule_whose_plans_are_all_too_slow_names_its_fastest():
+    assert shortfall.of_points([(900, 60), (1000, 50)], 1000, 60) == ""
+    assert shortfall.of_points([(1200, 70), (1300, 65)], 1000, 60) == (
+        "no plan within 1.00 ms, its fastest takes 1.20 ms; "
+        "no plan without more energy than stock, its least needs 0.07 J, stock 0.06 J"
+    )
 
 
 def test_slower_plans_save_more_and_say_how_much_slower_was_allowed(capsys, monkeypatch):
@@ -169,7 +226,8 @@ def test_slower_plans_save_more_and_say_how_much_slower_was_allowed(capsys, monk
     monkeypatch.setattr(compare, "compare_step", lambda *args, **kwargs: slower)
     assert compare.run(parse("--max-slowdown", "10%")) == 0
     printed = capsys.readouterr().out
-    assert "saved within +10.0 %" in printed
+    assert [line.split()[0] for line in printed.splitlines()[1:3]] == ["saved", "within"]
+    assert "+10.0 %" in printed.splitlines()[3]
     # Serialised is slower than allowed, so what it saves is nobody's.
     line = next(line for line in printed.splitlines() if line.startswith("serialised"))
     assert f"{slower[1].time_us / 1e3:.2f} ms" in line

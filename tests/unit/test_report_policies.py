@@ -85,3 +85,12 @@ def test_columns_are_named_for_what_they_compare_and_notes_follow_the_table():
     assert "searched 3 &lt; 9 settings." in page[page.index("</table>") :]
     assert page.count("<li>") == 1
     assert "<ul" not in policy_table(ROWS)
+
+
+def test_a_policy_without_a_plan_stays_in_the_table_with_its_reason():
+    none = PolicyRow(name="perseus", effect=None, runnable=False, note="no plan within 100.00 ms")
+    assert policy_plot((*ROWS, none), None) == policy_plot(ROWS, None)
+    cells = re.sub(r"<[^>]*>", "|", policy_table((*ROWS, none)))
+    perseus = cells[cells.index("|perseus|") :]
+    assert re.sub(r"\|+", "|", perseus).startswith("|perseus| not possible here|-|-|-|-|-|-|-|nothing|")
+    assert "no plan within 100.00 ms." in perseus

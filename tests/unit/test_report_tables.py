@@ -100,6 +100,17 @@ def test_nothing_is_cut_in_a_pipe() -> None:
     assert "odd [name]" in out.getvalue()
 
 
+def test_headers_of_several_lines_stand_above_their_figures_in_a_pipe() -> None:
+    out = io.StringIO()
+    grid(console(out), ("", "time at\nequal\nenergy", "power"), [["stock", "0.0 %", "692 W"]])
+    assert out.getvalue() == (
+        "       time at\n"
+        "         equal\n"
+        "        energy  power\n"
+        "stock    0.0 %  692 W\n"
+    )  # fmt: skip
+
+
 def test_no_color_is_obeyed(monkeypatch: Any) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

@@ -23,6 +23,7 @@ from typing import Any
 from kareus.model.cost import CostModel
 from kareus.plan.knobs import knobs_from
 from kareus.plan.options import OptionTable
+from kareus.plan.policies import shortfall
 from kareus.plan.policies.kareus26 import budget_for, search
 from kareus.plan.problem import StepProblem, build_problem, whole
 from kareus.trace.types import Phase, StepGraph
@@ -43,7 +44,8 @@ class Outcome:
         equal_energy_time_us: least time without more energy than stock, None likewise.
         bound_j: proven least energy of the policy's space within the time allowed, None where nothing is proven.
         needs: what carrying it out needs. missing: what of it this machine lacks, "" where it can run.
-        note: what the reader should know about the row.
+        note: what the reader should know about the row. lacks: why time and energy, or the time at equal
+            energy, are missing or beyond the time allowed; "" where nothing is.
     """
 
     name: str
@@ -54,14 +56,17 @@ class Outcome:
     needs: tuple[str, ...] = ()
     missing: str = ""
     note: str = ""
+    lacks: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Found:
-    """(time_us, energy_mj) of plans the solver came upon, and the proven least energy in the time allowed."""
+    """(time_us, energy_mj) of plans the solver came upon, the proven least energy in the time allowed, and why
+    there is no plan for a limit."""
 
     points: tuple[tuple[int, int], ...]
     bound_j: float | None
+    lacks: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +161,7 @@ def _serialised(ground: _Ground) -> Outcome:
         energy_j=judged.energy_mj / 1000,
         equal_energy_time_us=judged.time_us if judged.energy_mj <= ground.energy_mj else None,
         note="a fixed plan, shown as it is",
+        lacks=shortfall.of_points([(judged.time_us, judged.energy_mj)], ground.limit_us, ground.energy_mj),
     )
 
 
@@ -169,7 +175,8 @@ def _zeus(ground: _Ground) -> Outcome:
     limit_w = (ground.free.problem.limits.average_power_mw or 0) / 1000
     points = [(t, e) for t, e in _uniform_points(ground.free) if not limit_w or e / t * 1e3 <= limit_w]
     if not points:
-        return Outcome(name="", time_us=None, energy_j=None, equal_energy_time_us=None, note="no clock fits")
+        lacks = f"no clock keeps within the {limit_w:.0f} W limit"
+        return Outcome(name="", time_us=None, energy_j=None, equal_energy_time_us=None, lacks=lacks)
     top_w = limit_w or max(e / t * 1e3 for t, e in points)
     reached = set()
     cap_w = top_w
@@ -178,7 +185,7 @@ def _zeus(ground: _Ground) -> Outcome:
         if fitting:
             reached.add(min(fitting))
         cap_w -= POWER_STEP_W
-    return _picked(ground, sorted(reached), ("power-limit permission", "a profiling epoch"))
+    return _ruled(ground, sorted(reached), ("power-limit permission", "a profiling epoch"))
 
 
 def _perseus(ground: _Ground) -> Outcome:
@@ -197,7 +204,7 @@ def _perseus(ground: _Ground) -> Outcome:
         if not judged.violations:
             points.append((judged.time_us, judged.energy_mj))
     note = "one rank has no pipeline or straggler slack; for those: kareus policies pipeline"
-    return replace(_picked(ground, points, ("clock permission", "a clock sweep per pass")), note=note)
+    return replace(_ruled(ground, points, ("clock permission", "a clock sweep per pass")), note=note)
 
 
 def _twente(ground: _Ground) -> Outcome:
@@ -233,7 +240,7 @@ def _certified(ground: _Ground) -> Outcome:
 def _certified_clocks(ground: _Ground) -> Outcome:
     """Whoever may set clocks may also leave them to the GPU, so the better of the two is taken."""
     governed, free = (_search(ground, step.problem) for step in (ground.governed, ground.free))
-    picked = _picked(ground, (*governed.points, *free.points), ("clock permission",))
+    picked = _picked(ground, (*governed.points, *free.points), ("clock permission",), free.lacks)
     if governed.bound_j is None or free.bound_j is None:
         return picked
     return replace(picked, bound_j=min(governed.bound_j, free.bound_j))
@@ -241,29 +248,37 @@ def _certified_clocks(ground: _Ground) -> Outcome:
 
 def _solved(ground: _Ground, problem: Problem, needs: tuple[str, ...]) -> Outcome:
     found = _search(ground, problem)
-    return replace(_picked(ground, found.points, needs), bound_j=found.bound_j)
+    return replace(_picked(ground, found.points, needs, found.lacks), bound_j=found.bound_j)
 
 
 def _search(ground: _Ground, problem: Problem) -> _Found:
     """Least energy in the time allowed, and least time with stock's energy."""
 
-    def best(objective: Objective, **limit: int) -> Solution | None:
+    def best(objective: Objective, **limit: int) -> Solution:
         limited = replace(problem, limits=replace(problem.limits, **limit))
-        found = solve(limited, objective, time_limit_s=ground.time_limit_s)
-        return found if found.choices else None
+        return solve(limited, objective, time_limit_s=ground.time_limit_s)
 
     energy = best(Objective.ENERGY, time_us=ground.limit_us)
     time = best(Objective.TIME, energy_mj=ground.energy_mj)
-    proven = energy is not None and energy.status in (Status.OPTIMAL, Status.FEASIBLE)
+    proven = energy.status in (Status.OPTIMAL, Status.FEASIBLE)
     return _Found(
         # Either solve may come upon the better plan for the other's question where it stopped at its limit.
-        points=tuple((s.time_us, s.energy_mj) for s in (energy, time) if s is not None),
-        bound_j=energy.bound / 1000 if energy is not None and proven else None,
+        points=tuple((s.time_us, s.energy_mj) for s in (energy, time) if s.choices),
+        bound_j=energy.bound / 1000 if proven else None,
+        lacks=shortfall.of_solves(energy, time, ground.limit_us, ground.time_limit_s),
     )
 
 
-def _picked(ground: _Ground, points: Sequence[tuple[int, int]], needs: tuple[str, ...]) -> Outcome:
-    """The two picks from an explicit list of (time_us, energy_mj)."""
+def _ruled(ground: _Ground, points: Sequence[tuple[int, int]], needs: tuple[str, ...]) -> Outcome:
+    """The two picks of a rule, of which `points` are all the plans."""
+    lacks = shortfall.of_points(points, ground.limit_us, ground.energy_mj) if points else "no plan at all"
+    return _picked(ground, points, needs, lacks)
+
+
+def _picked(
+    ground: _Ground, points: Sequence[tuple[int, int]], needs: tuple[str, ...], lacks: str
+) -> Outcome:
+    """The two picks from an explicit list of (time_us, energy_mj); `lacks` says why one is missing, if one is."""
     in_time = [p for p in points if p[0] <= ground.limit_us]
     in_energy = [p for p in points if p[1] <= ground.energy_mj]
     least = min(in_time, key=lambda p: (p[1], p[0])) if in_time else None
@@ -273,6 +288,7 @@ def _picked(ground: _Ground, points: Sequence[tuple[int, int]], needs: tuple[str
         energy_j=least[1] / 1000 if least else None,
         equal_energy_time_us=min(in_energy)[0] if in_energy else None,
         needs=needs,
+        lacks="" if in_time and in_energy else lacks,
     )
 
 
