@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def _describe(
 ) -> CollectiveOp:
     dtype, width = kernels.dtype_of(args.dtype) if args else ("", 0)
     numel = max(args.in_elements, args.out_elements) if args else 0
-    group = _ranks(args.group_ranks) if args else ()
+    group = ranks_of(args.group_ranks) if args else ()
     return CollectiveOp(
         kind=kind,
         num_bytes=min(numel * width, MOST_BYTES) or copied,
@@ -121,8 +122,9 @@ def _describe(
     )
 
 
-def _ranks(text: str) -> tuple[int, ...]:
-    """Ranks out of "[0, 1]"; () where the list was shortened with an ellipsis or is none."""
+@lru_cache(maxsize=1024)  # the list of a large group takes long, and all its collectives carry it
+def ranks_of(text: str) -> tuple[int, ...]:
+    """Return the ranks out of "[0, 1]"; () where the list was shortened with an ellipsis or is none."""
     try:
         value = ast.literal_eval(text)
     except (ValueError, SyntaxError):

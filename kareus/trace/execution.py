@@ -23,6 +23,8 @@ from kareus.trace.rawtrace import CommArgs
 from kareus.trace.types import I64, ProcessGroup
 
 MOST_ELEMENTS = 2**48  # a damaged file may say more than any message holds
+MOST_RANKS = 1 << 17  # nor has any job so many
+DEEPEST = 8  # lists of lists of tensors go two deep
 COMMUNICATION = "record_param_comms"
 _GROUPS = "## process_group:init ##"
 _HEAD = re.compile(rb'^\s*{.*?"schema"\s*:\s*"1\.\d+\.\d+(?:-chakra[\d.]*)?".*?"nodes"\s*:', re.DOTALL)
@@ -201,7 +203,7 @@ def _groups(values: Sequence[Any]) -> list[ProcessGroup]:
             found.append(
                 ProcessGroup(
                     name=str(entry.get("pg_name", "")),
-                    ranks=tuple(ranks or range(min(max(size, 0), 1 << 20))),
+                    ranks=tuple(ranks[:MOST_RANKS] or range(min(max(size, 0), MOST_RANKS))),
                     description=str(entry.get("pg_desc", "")),
                 )
             )
@@ -230,7 +232,7 @@ def _comm_args(node: _Node, groups: dict[str, ProcessGroup]) -> CommArgs | None:
     size = size or (len(known.ranks) if known else 0) or (len(splits) if isinstance(splits, list) else 0)
     first, stride = one_int(said.get("global_rank_start")), one_int(said.get("global_rank_stride"))
     ranks = known.ranks if known else ()
-    if not ranks and first >= 0 and stride > 0 and 0 < size < 1 << 20:
+    if not ranks and first >= 0 and stride > 0 and 0 < size < MOST_RANKS:
         ranks = tuple(range(first, first + size * stride, stride))
     type_text = next((t for t in [*inputs.types, *outputs.types] if "Tensor(" in t), "")
     dtype = type_text.partition("Tensor(")[2].partition(")")[0]
@@ -264,10 +266,10 @@ def _without_handles(comm: dict[int, CommArgs]) -> dict[int, CommArgs]:
     }
 
 
-def _elements(value: Any) -> int:
+def _elements(value: Any, depth: int = 0) -> int:
     """Elements of all tensors in a value; a tensor is [id, storage, offset, elements, bytes each, device]."""
-    if not isinstance(value, list):
+    if not isinstance(value, list) or depth > DEEPEST:
         return 0
     if len(value) == 6 and isinstance(value[5], str) and isinstance(value[3], int):
         return min(max(0, value[3]), MOST_ELEMENTS)
-    return min(sum(_elements(part) for part in value), MOST_ELEMENTS)
+    return min(sum(_elements(part, depth + 1) for part in value), MOST_ELEMENTS)

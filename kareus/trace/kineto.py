@@ -144,7 +144,7 @@ class _Assembly:
         position[order] = np.arange(len(order))
         comm = {int(position[row]): args for row, args in raw.comm.items()}
         rank, world = self._rank()
-        comm, link, groups = self._execution(ops, comm, world)
+        comm, link, groups = self._execution(ops, comm, rank, world)
         collectives = find_collectives(ops, regions, rules, comm, steps)
         compute_stream = compute_stream_of(ops)
         ops = replace(ops, alone_ns=alone_durations(ops, _places(ops, steps)))
@@ -174,14 +174,14 @@ class _Assembly:
         )
 
     def _execution(
-        self, ops: OpTable, comm: dict[int, CommArgs], world: int
+        self, ops: OpTable, comm: dict[int, CommArgs], rank: int, world: int
     ) -> tuple[dict[int, CommArgs], ExecutionLink | None, tuple[ProcessGroup, ...]]:
         """What an execution trace adds to the arguments of collectives: the first that fits."""
         refused: list[InputError] = []
         for path in self.execution:
             try:
                 execution: ExecutionTrace = read_execution_trace(path)
-                comm, link = execution_facts(execution, self.raw, ops, comm, world)
+                comm, link = execution_facts(execution, self.raw, ops, comm, rank, world)
                 return comm, link, execution.groups
             except InputError as error:
                 refused.append(error)
