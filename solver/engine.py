@@ -1,9 +1,9 @@
-"""Solving one point: pattern tree, CP-SAT, exact labels, cross-check, tie-break, judge.
+"""Solving one point: clock sets, pattern tree, CP-SAT, exact labels, cross-check, tie-break, judge.
 
-The pattern tree (no OR-Tools) finds a plan and a bound, CP-SAT starts from the plan, improves it and bounds
-it in its own way; where they do not agree within the stated gap, an exact dynamic programme decides if the
-problem is small enough. The judge re-computes the result. What is reported is never OR-Tools' bound alone.
-Whatever two of them disagree on is an error.
+Clock sets and the pattern tree (no OR-Tools) each find plans and a bound in their own way. Where they do not
+both reach the stated gap, CP-SAT starts from the best plan, improves it and bounds it in its way; where no two
+agree then, an exact dynamic programme decides if the problem is small enough. The judge re-computes the
+result. What is reported is never OR-Tools' bound alone. Whatever two of them disagree on is an error.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from importlib.util import find_spec
 
 import numpy as np
 
+from solver.bounds.clock_sets import ClockSets
 from solver.bounds.labels import exact_optimum
 from solver.bounds.levels import LevelSearch
+from solver.bounds.price_table import price_table
 from solver.bounds.tree import PatternTree
 from solver.check import Judged, judge, require_valid
 from solver.errors import ContradictionError
@@ -55,9 +57,9 @@ class Settings:
     Attributes:
         time_limit_s: wall time. deterministic_time: OR-Tools' machine-independent clock; with it, the tree
             is limited by nodes alone, so that the answer is the same on any machine.
-        seed: random seed. gap: where CP-SAT may stop (0: exact). tie: share of the objective given up for
-            fewer changes from stock. robust: optimise the 90 % worst case.
-        tree: whether to use the pattern tree, cpsat: whether to use CP-SAT (for comparisons and tests).
+        seed: random seed. gap: relative gap at which a search may stop (0: exact). tie: share of the objective
+            given up for fewer changes from stock. robust: optimise the 90 % worst case.
+        tree, sets, cpsat: whether to use the pattern tree, clock sets, CP-SAT (for comparisons and tests).
     """
 
     time_limit_s: float = 10.0
@@ -67,6 +69,7 @@ class Settings:
     tie: float = 1e-4
     robust: bool = False
     tree: bool = True
+    sets: bool = True
     cpsat: bool = True
 
 
@@ -78,6 +81,7 @@ class Engine:
 
     Attributes:
         last: table rows of the last plan found, to start the next point from.
+        sets: bounds by clock sets, None where the clock is governed or sums would leave 64 bits.
 
     Raises:
         ProblemError: the problem makes no sense.
@@ -89,9 +93,12 @@ class Engine:
         self.settings = settings
         self.tables = build_tables(worst_case(problem) if settings.robust else problem)
         self.last: Ints | None = None
+        self.sets: ClockSets | None = None
         self._search: LevelSearch | PatternTree | None = None
         if self.tables is not None:
             self._search = LevelSearch(self.tables) if problem.governed else PatternTree(self.tables)
+            prices = None if problem.governed or not settings.sets else price_table(self.tables)
+            self.sets = None if prices is None else ClockSets(self.tables, prices)
 
     def solve(
         self,
@@ -178,12 +185,15 @@ class _Run:
 
     def prove(self, tree: LevelSearch | PatternTree) -> Solution:
         proofs: dict[str, float] = {}
-        if self.settings.tree:
+        if self.engine.sets is not None:
+            proofs["clock-sets"] = self._clock_sets(self.engine.sets)
+        if self.settings.tree and not self.interrupted:
             proofs["lagrangian"] = self._search(tree)
         in_time = self.until - time.monotonic() > _LEAST_CPSAT_S or not proofs
-        if self.settings.cpsat and not self.interrupted and in_time:
+        settled = self._agreed(proofs, min(self.settings.gap, PROOF_GAP)) >= 2
+        if self.settings.cpsat and not self.interrupted and in_time and not settled:
             proofs["cp-sat"] = self._cpsat(tree)
-        if sum(_gap(self.value, b) <= PROOF_GAP for b in proofs.values()) < 2 and not self.interrupted:
+        if self._agreed(proofs, PROOF_GAP) < 2 and not self.interrupted:
             exact = exact_optimum(self.tables, self.goal, below=self.value)
             if exact is not None:
                 proofs["dp"] = exact
@@ -198,6 +208,21 @@ class _Run:
         self._break_ties(bound)
         status = Status.OPTIMAL if proven else Status.FEASIBLE if self.best is not None else Status.UNKNOWN
         return self.result(status, bound, "+".join(agreed or proofs))
+
+    def _agreed(self, proofs: dict[str, float], gap: float) -> int:
+        """How many proofs reach the gap, or agree that nothing meets the limits."""
+        if math.isinf(self.value):
+            return sum(math.isinf(b) and b > 0 for b in proofs.values())
+        return sum(_gap(self.value, b) <= gap for b in proofs.values())
+
+    def _clock_sets(self, sets: ClockSets) -> float:
+        found = sets.search(
+            self.goal, gap=min(TREE_GAP, self.settings.gap), accept=self.accept, start=self.best
+        )
+        self.offer(found.picked)
+        self.interrupted = found.interrupted
+        self.show(found.value, found.bound)
+        return found.bound
 
     def _search(self, tree: LevelSearch | PatternTree) -> float:
         exact = self.settings.deterministic_time is not None

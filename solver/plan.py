@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from solver.check import static_energy_mj
 from solver.solution import Objective
-from solver.tables import Ints, Tables
+from solver.tables import Floats, Ints, Tables
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +64,17 @@ class Goal:
     def value(self, totals: Totals) -> int:
         """The objective in its unit."""
         return totals.time_us if self.objective is Objective.TIME else self.energy_of(totals)
+
+    def values(self, time_us: Ints, energy_mj: Ints) -> Floats:
+        """The objective of many plans (total energy, rounded up), infinite where a limit is passed."""
+        broken = np.zeros(time_us.shape, np.bool_)
+        if self.time_us is not None:
+            broken |= time_us > self.time_us
+        if self.energy_mj is not None:
+            broken |= energy_mj > self.energy_mj
+        if self.power_mw is not None:
+            broken |= energy_mj * 1_000_000 > self.power_mw * time_us
+        return np.where(broken, np.inf, time_us if self.objective is Objective.TIME else energy_mj)
 
 
 def totals_of(tables: Tables, picked: Ints | Sequence[int]) -> Totals:
