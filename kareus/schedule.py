@@ -219,6 +219,9 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         decisions: one per collective that is not left as stock, in issue order.
         forward_prefetch, backward_prefetch: units gathered ahead; None is stock.
         reduce_scatter_deferral: how many units the reduce-scatter is issued late; 0 is stock.
+        early_gathers: FSDP2 units, in forward order, that are updated first inside `optimizer.step()` and whose
+            all-gather for the next step starts there; 0 is stock. What is written to parameters between steps
+            is seen where torch counts it (not through `.data`): see `kareus.runtime.early_gathers`.
         separate_reduce_scatter_group: give reduce-scatters a communicator of their own.
         ddp_bucket_cap_mb: bucket size for `kareus.ddp_kwargs`; None leaves it alone.
         ddp_bucket_cap_mb_list: sizes of single buckets in order (torch >= 2.11); empty leaves it alone.
@@ -236,6 +239,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     forward_prefetch: int | None = None
     backward_prefetch: int | None = None
     reduce_scatter_deferral: int = 0
+    early_gathers: int = 0
     separate_reduce_scatter_group: bool = False
     ddp_bucket_cap_mb: float | None = None
     ddp_bucket_cap_mb_list: tuple[float, ...] = ()
@@ -256,6 +260,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if decision.collective in seen:
                 raise ValueError(f"two decisions for {decision.collective}")
             seen.add(decision.collective)
+        if self.early_gathers < 0 or (self.early_gathers and self.fingerprint.wrapper != "fsdp2"):
+            raise ValueError(
+                f"early_gathers: expected 0 or more with fsdp2, 0 with {self.fingerprint.wrapper}, "
+                f"found {self.early_gathers}"
+            )
         own = [rank for part in self.rank_clocks for rank in part.ranks]
         if len(own) != len(set(own)):
             raise ValueError(f"rank_clocks: expected each rank once, found {sorted(own)}")

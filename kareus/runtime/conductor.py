@@ -8,6 +8,8 @@ surprise can never change it.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -97,6 +99,8 @@ class Conductor:
         self._on_cpu = timeline.device.type == "cpu"
         self._issues: dict[tuple[str, str, str, int, int, dist.ProcessGroup, bool], _Issue] = {}
         self._ordinals: dict[tuple[str, str, str], int] = {}
+        self._next_step: tuple[StepMeasure, IssueLog, dict[tuple[str, str, str], int]]
+        self._next_step = (StepMeasure(), IssueLog(), {})
         self._plan: dict[tuple[str, str, str], dict[int, Decision]] = {}
         for decision in schedule.decisions if schedule is not None else ():
             key = decision.collective
@@ -124,9 +128,19 @@ class Conductor:
     def begin_step(self) -> tuple[StepMeasure, IssueLog]:
         """Start a new step; return what was seen of the one that ended."""
         ended = self.measure, self.issues
-        self.measure, self.issues = StepMeasure(), IssueLog()
-        self._ordinals.clear()
+        self.measure, self.issues, self._ordinals = self._next_step
+        self._next_step = (StepMeasure(), IssueLog(), {})
         return ended
+
+    @contextmanager
+    def for_next_step(self) -> Iterator[None]:
+        """Count what is issued inside to the step that has not begun yet."""
+        here = self.measure, self.issues, self._ordinals
+        self.measure, self.issues, self._ordinals = self._next_step
+        try:
+            yield
+        finally:
+            self.measure, self.issues, self._ordinals = here
 
     def open(self, kind: str, unit: str, phase: str, num_bytes: int, group: dist.ProcessGroup) -> Ticket:
         """Return the ticket for the collective that is about to be issued, and log its issue."""

@@ -22,6 +22,7 @@ from kareus.runtime.compute_sms import open_compute_sms
 from kareus.runtime.conductor import Conductor
 from kareus.runtime.ddp_hook import refuse_foreign_hook
 from kareus.runtime.divergence import Watch
+from kareus.runtime.early_gathers import EarlyGathers
 from kareus.runtime.energy import MeterSampler, open_sampler
 from kareus.runtime.environment import budget_problem, connection_warning
 from kareus.runtime.exchange import Exchange, GroupExchange, make_exchange
@@ -202,6 +203,7 @@ def _assemble(
             session.on_detach(sampler.close)
         watch.start()
         session.on_detach(watch.stop)
+        _add_early_gathers(session, driver, exchange, optimizer, pilot.timeout_s)
         _hook_optimizer(session, optimizer)
         session.begin()
         if mode in ("collect", "profile"):
@@ -257,6 +259,21 @@ def _add_switches(session: Session, driver: Any, clocks: str, sampler: MeterSamp
     limit = open_compute_sms(schedule.compute_sm_margin, job.device, session.tally)
     if limit is not None:
         session.switch(limit)
+
+
+def _add_early_gathers(
+    session: Session, driver: Any, exchange: Exchange, optimizer: Optimizers | None, timeout_s: float
+) -> None:
+    """Start the first all-gathers inside the optimizer where the schedule asks for it; before the step's end."""
+    count = 0 if session.schedule is None else session.schedule.early_gathers
+    if not count:
+        return
+    if optimizer is None or (isinstance(exchange, GroupExchange) and exchange.device.type != "cpu"):
+        why = "attach was given no optimizer" if optimizer is None else "torch has no gloo to agree over"
+        session.tally.add("no_early_gathers", f"{why}; the first all-gathers start as in stock")
+        return
+    driver.early = EarlyGathers(driver, count, exchange, _last(optimizer), timeout_s=timeout_s)
+    driver.early.install()
 
 
 def _plain_paths() -> dict[Path, CollectivePath]:
@@ -325,6 +342,9 @@ def _promised(schedule: Schedule | None) -> float:
 def _hook_optimizer(session: Session, optimizer: Optimizers | None) -> None:
     if optimizer is None:
         return
-    last = optimizer if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)[-1]
-    handle = last.register_step_post_hook(lambda *_: session.step())
+    handle = _last(optimizer).register_step_post_hook(lambda *_: session.step())
     session.on_detach(handle.remove)
+
+
+def _last(optimizer: Optimizers) -> torch.optim.Optimizer:
+    return optimizer if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)[-1]

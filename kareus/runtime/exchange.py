@@ -38,6 +38,9 @@ class Exchange(Protocol):
     def start(self, vector: list[float]) -> Pending:
         """Begin to gather one float vector of equal length from every rank; does not block."""
 
+    def all_true(self, mine: bool, timeout_s: float) -> bool | None:
+        """Return whether every rank said True, None where one did not answer in time; blocks."""
+
 
 class _DonePending:
     def __init__(self, vectors: list[list[float]]) -> None:
@@ -65,6 +68,10 @@ class AloneExchange:
     def start(self, vector: list[float]) -> Pending:
         """Return the own vector."""
         return _DonePending([vector])
+
+    def all_true(self, mine: bool, timeout_s: float) -> bool | None:
+        """Return the own answer."""
+        return mine
 
 
 class _GroupPending:
@@ -133,6 +140,16 @@ class GroupExchange:
     def start(self, vector: list[float]) -> Pending:
         """Start an asynchronous all-gather of float64 vectors."""
         return _GroupPending(*self._gather_vectors(vector))
+
+    def all_true(self, mine: bool, timeout_s: float) -> bool | None:
+        """All-reduce one number: with a thousand ranks some ten messages each, not a thousand."""
+        flag = torch.tensor([float(mine)], device=self.device)
+        try:
+            work = dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self.group, async_op=True)
+            work.wait(timedelta(seconds=timeout_s))
+        except RuntimeError:
+            return None
+        return bool(flag.item())
 
     def _gather_vectors(self, vector: list[float]) -> tuple[dist.Work, torch.Tensor, torch.Tensor]:
         """Return the all-gather under way, its rows, and the own vector, which must live as long."""

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from kareus.runtime import torch_api
 from kareus.runtime.conductor import Conductor, Ticket
 from kareus.runtime.deferral import ReduceDeferral
+from kareus.runtime.early_gathers import EarlyGathers
 from kareus.runtime.exchange import Exchange
 from kareus.runtime.fingerprint import Job
 from kareus.runtime.fsdp2_comm import PlannedAllGather, PlannedReduceScatter
@@ -54,6 +55,7 @@ class Fsdp2Driver:
         self._tokens: list[str] = []
         self._occurrences: dict[tuple[str, str], int] = {}
         self.compute_stream: Any = None
+        self.early: EarlyGathers | None = None
         self.stalls = Stalls(conductor)
         self._lists_taken = False
         self._name_targets()
@@ -176,11 +178,16 @@ class Fsdp2Driver:
             torch_api.prefetch_unshard(unit.group, target[1])
 
     def order_hash(self) -> int:
-        """Return 32 bits of the observed pass, 0 where no launch point depends on it."""
-        return zlib.crc32(msgspec.json.encode(self._tokens)) if self._targets else 0
+        """Return 32 bits of the observed pass, 0 where nothing of the schedule depends on it."""
+        if self.early is None and not self._targets:
+            return 0
+        early = None if self.early is None else self.early.seen()
+        return zlib.crc32(msgspec.json.encode([self._tokens, early]))
 
     def prepare(self, exchange: Exchange | None) -> None:
         """Fix the issue order of launched all-gathers from rank 0's observed pass; all ranks call it."""
+        if self.early is not None:
+            self.early.prepare(exchange)
         if not self._targets:
             return
         tokens = self._tokens
@@ -200,6 +207,8 @@ class Fsdp2Driver:
         if self._observing():
             self._tokens.clear()
         self.deferral.begin_pass()
+        if self.early is not None:
+            self.early.begin_pass()
         if self.conductor.arm == "observe":
             self.order.clear()
 
@@ -267,7 +276,8 @@ class Fsdp2Driver:
         num_bytes = tensor.numel() * tensor.element_size()
         ticket = self.conductor.open(kind, unit.name, phase, num_bytes, group)
         launch = ticket.decision.launch
-        if launch is not None and not torch_api.is_capturing(self.timeline.device):
+        early = self.early is not None and self.early.issuing
+        if launch is not None and not early and not torch_api.is_capturing(self.timeline.device):
             mark = self.board.marks.get(launch)
             if mark is not None:
                 self.timeline.wait(mark)
@@ -283,9 +293,10 @@ class Fsdp2Driver:
         On CUDA streams do that. FSDP2's collectives on CPU block instead, so that gathering ahead would
         gain nothing: where the schedule sets how far ahead, gloo's threads carry the gather out.
         """
+        early = self.early is not None and self.early.issuing
         return (
             self.conductor.scheduling
-            and ticket.key.phase in self._ahead
+            and (early or ticket.key.phase in self._ahead)
             and ticket.path.name == "nccl"
             and not ticket.decision.serialise
         )
@@ -306,6 +317,8 @@ class Fsdp2Driver:
         schedule = self.conductor.schedule
         if schedule is None:
             return
+        if self.early is not None and self.early.drop():
+            self.conductor.begin_step()  # a step of another arm shall not count them
         wants_forward = schedule.forward_prefetch is not None or self._any_launch("forward")
         wants_backward = schedule.backward_prefetch is not None or self._any_launch("backward")
         take = self.conductor.arm == "scheduled" and (wants_forward or wants_backward)
@@ -328,11 +341,17 @@ class Fsdp2Driver:
     def _any_launch(self, phase: str) -> bool:
         return any(self._has_launch(unit, phase) for unit in self.units)
 
+    def unit_named(self, name: str) -> FsdpUnit:
+        """Return a unit by its name."""
+        return self._by_name[name]
+
     def _units_of(self, states: list[Any]) -> list[FsdpUnit]:
         return [unit for state in states for unit in self.units if unit.state is state]
 
     def uninstall(self) -> None:
         """Put torch's own methods and the replaced communication objects back."""
+        if self.early is not None:
+            self.early.uninstall()
         for unit, gather, scatter in self._originals:
             unit.module.set_custom_all_gather(gather)  # type: ignore[operator]
             unit.module.set_custom_reduce_scatter(scatter)  # type: ignore[operator]

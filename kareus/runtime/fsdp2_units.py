@@ -25,7 +25,9 @@ def wrap_unit(driver: Fsdp2Driver, unit: FsdpUnit) -> None:
     schedule = driver.conductor.schedule
     timed, paced = driver.stalls.enabled, driver.is_paced
     reaches = {
-        "pre_forward": timed or paced or (schedule is not None and schedule.forward_prefetch is not None),
+        "pre_forward": timed
+        or paced
+        or (schedule is not None and (schedule.forward_prefetch is not None or schedule.early_gathers > 0)),
         "post_forward": paced,
         "pre_backward": timed or paced,
         "post_backward": timed or paced or driver.defers,

@@ -161,6 +161,39 @@ def is_gathered(group: Any) -> bool:
     return group._all_gather_result is not None or bool(group.is_unsharded)
 
 
+def gather_after(group: Any, mark: Any) -> None:
+    """Let a group's next all-gather read its shards no earlier than a CUDA event, as FSDP does at its root."""
+    group._wait_all_gather_streams_on_event(mark)
+
+
+def drop_gather(group: Any) -> None:
+    """Forget an all-gather that nobody has used; the next use gathers again."""
+    result = group._all_gather_result
+    if result is None:
+        return
+    if result.all_gather_work is not None:
+        result.all_gather_work.wait()
+    if group.device.type == "cuda":
+        group._wait_all_gather_streams_on_event(result.all_gather_event)  # before its memory is used again
+    group._all_gather_result = None
+
+
+def sharded_parameters(group: Any) -> list[nn.Parameter]:
+    """Return a group's parameters as optimizers hold them."""
+    return [param.sharded_param for param in group.fsdp_params]
+
+
+def offloads(group: Any) -> bool:
+    """Return True where a group's shards live in host memory."""
+    return any(param.offload_to_cpu for param in group.fsdp_params)
+
+
+def local_tensor(parameter: torch.Tensor) -> torch.Tensor:
+    """Return this rank's part of a DTensor, without autograd; a plain tensor is its own part."""
+    local: torch.Tensor = getattr(parameter, "_local_tensor", parameter)
+    return local
+
+
 def remaining_uses(group: Any) -> int:
     """Return how many forward uses of a group have not had their backward yet."""
     return len(group._post_forward_indices)

@@ -156,6 +156,7 @@ def fsdp_schedule(fingerprint: Any, keys: list[CollectiveKey], **extra: Any) -> 
         "forward_prefetch": 2,
         "backward_prefetch": 2,
         "reduce_scatter_deferral": 1,
+        "early_gathers": 2,
         "separate_reduce_scatter_group": True,
     }
     return every_knob(fingerprint, keys, **{**knobs, **extra})
