@@ -14,6 +14,7 @@ import msgspec
 
 from kareus.cli.inputs import StepInput, add_step_arguments, read_step
 from kareus.errors import InputError, UsageError
+from kareus.model.early import first_gathers
 from kareus.plan.knobs import knobs_from
 from kareus.plan.planner import Goal, Plan, make_plan
 from kareus.plan.policies.rules import SYNTAX, parse_rule
@@ -75,6 +76,15 @@ def add_parser(subparsers: Any) -> None:
         "parameters gathered for longer: 500MB, 1.5GiB, ... (default: no limit)",
     )
     parser.add_argument(
+        "--early-gathers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="FSDP2: up to N of the next step's first all-gathers may start inside optimizer.step() (default 0). "
+        "Not for jobs that write parameters between optimizer.step() and the next forward through .data or "
+        "torch._foreach_*, which torch does not count; other writes, load_state_dict and evaluations are seen",
+    )
+    parser.add_argument(
         "--use-slack",
         action="store_true",
         help="with --clocks advise or apply: ranks that wait for a slower one get lower clocks of their own",
@@ -130,6 +140,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: expected a positive number")
     if args.use_slack and args.clocks == "off":
         raise UsageError("--use-slack lowers clocks: give --clocks advise or --clocks apply with it")
+    if not 0 <= args.early_gathers <= 8:
+        raise UsageError(f"--early-gathers {args.early_gathers}: expected 0 to 8 units")
     if args.finalists < 0:
         raise UsageError(f"--finalists {args.finalists}: expected 0 or more")
     goal = Goal(
@@ -142,12 +154,16 @@ def run(args: argparse.Namespace) -> int:
     for path in (args.output, args.frontier):
         _check_folder(path)
     step = read_step(args)
+    if args.early_gathers and not first_gathers(step.graph, 1):
+        raise UsageError(
+            "--early-gathers: this step has no all-gather that names its FSDP2 unit in forward; leave the option out"
+        )
     capabilities = step.traces.manifest.capabilities if step.traces.manifest else {}
     with SolverProgress(quiet=args.json) as progress:
         plan = make_plan(
             step.graph,
             step.cost,
-            knobs_from(capabilities, clocks=args.clocks),
+            knobs_from(capabilities, clocks=args.clocks, early_gathers=args.early_gathers),
             goal,
             gradients=step.traces.manifest.gradients if step.traces.manifest else (),
             frontier_points=FRONTIER_POINTS if args.frontier else 0,
@@ -252,6 +268,7 @@ def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
         "span_kinds": len(plan.step.tables),
         "options_priced": sum(table.priced for table in plan.step.tables),
         "changed_collectives": len(plan.schedule.decisions),
+        "early_gathers": plan.schedule.early_gathers,
         "ddp_bucket_cap_mb": plan.schedule.ddp_bucket_cap_mb,
         "rank_clocks": msgspec.to_builtins(plan.schedule.rank_clocks),
     }

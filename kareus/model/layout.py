@@ -9,11 +9,13 @@ data are there.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kareus.errors import InputError
+from kareus.model.early import move_early
 from kareus.model.rates import COPY_ENGINE, Flow
 from kareus.schedule import Decision, Path, Schedule
 from kareus.trace.blocking import blocking_collectives
@@ -78,10 +80,17 @@ def layout(graph: StepGraph, schedule: Schedule | None, default_ctas: int) -> La
         for op in _in_background(graph, schedule, blocking):
             waits[blocking[op]].remove(op)
         _apply(graph, schedule, waits, anchors, lag_us, flow, op_of, compute)
-        for op, before in _communicator_order(graph, moved=_moved(graph, schedule, op_of)):
+        last: list[int] = []
+        problem = ""
+        if schedule.early_gathers:
+            last, problem = move_early(
+                graph, schedule.early_gathers, compute, waits, anchors, lag_us,
+                lambda op: _feeders(graph, op, waits),
+            )  # fmt: skip
+        for op, before in _communicator_order(graph, moved=_moved(graph, schedule, op_of), last=last):
             if before >= 0:
                 waits[op].append(before)
-        notes = _not_simulated(schedule)
+        notes = _not_simulated(schedule, problem)
     for op, anchor in enumerate(anchors):
         if anchor >= 0:
             waits[op].append(int(anchor))
@@ -105,20 +114,21 @@ def _edges(graph: StepGraph) -> list[list[int]]:
 
 
 def _communicator_order(
-    graph: StepGraph, moved: dict[int, tuple[object, ...]] | None = None
+    graph: StepGraph, moved: dict[int, tuple[object, ...]] | None = None, last: Sequence[int] = ()
 ) -> list[tuple[int, int]]:
-    """Pairs (collective, the one before it on its communicator or -1), in recorded order.
+    """Pairs (collective, the one before it on its communicator or -1), in recorded order; `last` come after all.
 
     Collectives of one process group share a communicator, except those that a schedule moved to another.
     """
     ops = graph.ops
-    last: dict[tuple[object, ...], int] = {}
+    newest: dict[tuple[object, ...], int] = {}
     pairs = []
-    for op in np.flatnonzero(ops.kind == OpKind.COLLECTIVE).tolist():
+    recorded = [op for op in np.flatnonzero(ops.kind == OpKind.COLLECTIVE).tolist() if op not in last]
+    for op in [*recorded, *last]:
         member = graph.collectives[int(ops.collective[op])]
         lane = (moved or {}).get(op, (member.group_name, member.group))
-        pairs.append((op, last.get(lane, -1)))
-        last[lane] = op
+        pairs.append((op, newest.get(lane, -1)))
+        newest[lane] = op
     return pairs
 
 
@@ -255,7 +265,7 @@ def _feeders(graph: StepGraph, op: int, waits: list[list[int]]) -> list[int]:
     return found
 
 
-def _not_simulated(schedule: Schedule) -> tuple[str, ...]:
+def _not_simulated(schedule: Schedule, early: str) -> tuple[str, ...]:
     knobs = {
         "forward prefetch": schedule.forward_prefetch,
         "backward prefetch": schedule.backward_prefetch,
@@ -263,7 +273,7 @@ def _not_simulated(schedule: Schedule) -> tuple[str, ...]:
         "bucket size": schedule.ddp_bucket_cap_mb or schedule.ddp_bucket_cap_mb_list or None,
         "BLAS carve-out": schedule.compute_sm_margin,
     }
-    named = [name for name, value in knobs.items() if value is not None]
+    named = [name for name, value in knobs.items() if value is not None] + ([early] if early else [])
     return (f"not simulated, taken as recorded: {', '.join(named)}",) if named else ()
 
 

@@ -39,6 +39,7 @@ class Knobs:
         copy_engine_hosts: the ranks on each host, empty where all share one.
         launch_points: hook points of submodules or units are usable.
         ddp_buckets: the job asks `kareus.ddp_kwargs` for its bucket size when it wraps the model.
+        early_gathers: how many of the next step's first all-gathers may start inside the optimizer.
         clocks: "off" leaves clocks to the GPU; "advise" and "apply" let the solver choose one per region.
         switch_time_us, min_dwell_us: of a clock change, from measurement or assumed.
         reasons: knob -> why it is missing, for people.
@@ -50,6 +51,7 @@ class Knobs:
     copy_engine_hosts: tuple[tuple[int, ...], ...] = ()
     launch_points: bool = True
     ddp_buckets: bool = False
+    early_gathers: int = 0
     clocks: ClockMode = "off"
     switch_time_us: int = 10_000
     min_dwell_us: int = 1_000_000
@@ -61,13 +63,15 @@ class Knobs:
         return self.copy_engine and (not hosts or any(set(group) <= set(ranks) for ranks in hosts))
 
 
-def knobs_from(capabilities: Mapping[str, Any], *, clocks: ClockMode = "off") -> Knobs:
+def knobs_from(
+    capabilities: Mapping[str, Any], *, clocks: ClockMode = "off", early_gathers: int = 0
+) -> Knobs:
     """Return the knobs a manifest's capabilities allow.
 
     Args:
         capabilities: `Manifest.capabilities`; unknown keys are ignored, missing ones mean "needs nothing
             special, so yes" for budgets and launch points and "not shown to work" for the copy engine.
-        clocks: what the caller asked for.
+        clocks, early_gathers: what the caller asked for.
 
     Raises:
         UsageError: clocks were asked for on a machine that is known to refuse them.
@@ -92,6 +96,7 @@ def knobs_from(capabilities: Mapping[str, Any], *, clocks: ClockMode = "off") ->
         copy_engine_hosts=tuple(tuple(ranks) for ranks in capabilities.get("copy_engine_hosts", ())),
         launch_points=bool(capabilities.get("launch_points", True)),
         ddp_buckets=bool(capabilities.get("ddp_buckets", False)),
+        early_gathers=early_gathers,
         clocks=clocks,
         switch_time_us=int(float(capabilities.get("clock_switch_ms", 10.0)) * 1000),
         min_dwell_us=int(float(capabilities.get("clock_min_dwell_ms", 1000.0)) * 1000),

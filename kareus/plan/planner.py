@@ -21,6 +21,7 @@ from kareus.errors import InfeasibleError, InputError, TimeLimitError
 from kareus.model.cost import CostModel
 from kareus.model.simulate import Simulation, simulate
 from kareus.plan.buckets import Regrouped, best_buckets
+from kareus.plan.early import with_early_gathers
 from kareus.plan.improve import WITHIN_NOISE, Improved, Score, improve
 from kareus.plan.knobs import Knobs
 from kareus.plan.lower import Effects, lower
@@ -217,13 +218,11 @@ def _plan_step(
         schedule, simulation, dropped = without_circles(graph, schedule, cost)
         schedule = msgspec.structs.replace(schedule, notes=(*schedule.notes, _dropped_note(dropped)))
     scheduled_error = solution.time_us / simulation.time_us - 1
-    improved = improve(
-        step,
-        solution.choices,
-        schedule,
-        lambda found, played: _score(goal, objective, stock_simulation, played, memory_of(found, played)),
-        unlaunched=dropped,
-    )
+
+    def score(found: Schedule, played: Simulation) -> Score:
+        return _score(goal, objective, stock_simulation, played, memory_of(found, played))
+
+    improved = improve(step, solution.choices, schedule, score, unlaunched=dropped)
     schedule, simulation = _with_gain(improved), improved.simulation
     memory = memory_of(schedule, simulation)
     kept_stock = _why_stock(goal, stock_simulation, simulation, memory)
@@ -232,7 +231,9 @@ def _plan_step(
         schedule = lower(
             step, step.stock_choices, _effects(stock, solution), conditions=conditions, notes=(kept_stock,)
         )
-        simulation, memory = stock_simulation, ExtraMemory()
+        simulation = stock_simulation
+    schedule, simulation = with_early_gathers(graph, schedule, simulation, cost, knobs.early_gathers, score)
+    memory = memory_of(schedule, simulation)
     return Plan(
         step=step,
         schedule=schedule,

@@ -102,6 +102,7 @@ def print_solve(document: Mapping[str, Any], *, output: str, file: IO[str] | Non
         ("schedule", _wrote(document, output)),
         ("costs", document.get("costs", "")),
         ("kept stock", document.get("kept_stock", "")),
+        ("early", _early(document.get("early_gathers", 0))),
     ]
     _facts(out, facts)
 
@@ -278,3 +279,10 @@ def _facts(out: Console, facts: Sequence[tuple[str, str]]) -> None:
     for name, words in shown:
         value = words if out.is_terminal and "utf" in out.encoding else plain(words)
         out.print(Text.assemble((name.ljust(wide), "dim"), value))
+
+
+def _early(units: int) -> str:
+    """Say what early gathers do; the figures of the table above are without them."""
+    if not units:
+        return ""
+    return f"the next step's first {units} unit(s) are gathered inside optimizer.step(); simulated, not in the bound"

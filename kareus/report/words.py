@@ -59,6 +59,10 @@ def setting_sentences(schedule: Schedule) -> tuple[str, ...]:
     for name, depth in (("forward", schedule.forward_prefetch), ("backward", schedule.backward_prefetch)):
         if depth is not None:
             found.append(f"Gathers {_count(depth, 'unit')} ahead in the {name} pass.")
+    if schedule.early_gathers:
+        found.append(
+            f"Gathers the first {_count(schedule.early_gathers, 'unit')} of the next step inside the optimizer's step."
+        )
     if schedule.reduce_scatter_deferral:
         found.append(f"Issues reduce-scatters {_count(schedule.reduce_scatter_deferral, 'unit')} late.")
     if schedule.separate_reduce_scatter_group:
