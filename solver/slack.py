@@ -6,9 +6,11 @@ path. This is the discrete time-cost trade-off problem of pipelines and of sever
 Method. Relaxing every table to its lower convex hull gives a linear programme whose dual is a min-cost
 flow: flow on an operation is the price of its time in watts, the flow value is the price of the makespan.
 A few dozen prices, placed where the chord of the convex frontier is still loose, give its vertices. Plans
-between two vertices are convex combinations of the two (start times and durations are linear), which are
-rounded to real options at several thresholds, repaired with the slack left, and the best are kept. A local
-search (solver.slack_search) then works on the deadlines where the gap is largest.
+come from there in two ways: vertices are rounded, what is left over exchanged between neighbours, and plans
+made that cross over from one to the next at some moment of the step (solver.slack_sweep, solver.slack_exchange);
+and convex combinations of two vertices (start times and durations are linear) are rounded at several
+thresholds and repaired with the slack left. The best are kept. A local search (solver.slack_search) then
+works on the deadlines where the gap is largest.
 
 Bound. Any conserved flow `f` of value `lam` proves, for every deadline D,
 `E(D) >= sum_v min_o(e_vo + f_v t_vo) - lam D`, because the flow splits into paths and no path is longer
@@ -28,8 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from solver.slack_polish import polished
-from solver.slack_round import Graph, finish_plans, improve, round_plans
+from solver.slack_round import Graph, improve, round_plans
 from solver.slack_search import SearchSpace
+from solver.slack_sweep import corner_plans, swept_plans
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -186,16 +189,15 @@ def slack_frontier(
     energies = [t.energy_mj for t in problem.tables]
     if tolerance is None:
         tolerance = 2e-4 if graph.size <= 1000 else 6e-4
+    space = SearchSpace(graph=graph, table_of=problem.table_of, times=times, energies=energies)
     plans, prices, lagrange = _vertices(problem, graph, tolerance, progress)
     duration = _between(plans, points)
     rounded = round_plans(graph, problem.table_of, times, energies, duration)
-    swept = finish_plans(
-        graph, problem.table_of, times, energies, _sweeps(plans, problem.table_of, times, points)
-    )
+    swept = _swept(space, plans, points)
     makespan, energy, choices = _pareto(
-        np.concatenate([rounded[0], swept[0]]),
-        np.concatenate([rounded[1], swept[1]]),
-        np.concatenate([rounded[2], swept[2]]),
+        np.concatenate([rounded[0], space.makespan(swept)]),
+        np.concatenate([rounded[1], space.energy(swept)]),
+        np.concatenate([rounded[2], swept.T]),
     )
     makespan, energy, choices = _pareto(*improve(graph, problem.table_of, times, energies, makespan, choices))
     frontier = SlackFrontier(
@@ -208,7 +210,6 @@ def slack_frontier(
         static_power_mw=problem.static_power_mw,
         solve_s=0.0,
     )
-    space = SearchSpace(graph=graph, table_of=problem.table_of, times=times, energies=energies)
     frontier = polished(frontier, problem, space, search_work)
     return replace(frontier, solve_s=time.monotonic() - started)
 
@@ -332,36 +333,13 @@ def _between(vertices: list[_Vertex], points: int) -> Floats:
     return plans
 
 
-def _sweeps(vertices: list[_Vertex], table_of: Ints, times: list[Floats], points: int) -> NDArray[np.int16]:
-    """int16[n, q]: plans that are a slower vertex up to some moment of the step and a faster one after it.
-
-    A path crosses from one vertex's schedule to the other's once, so its length errs by one operation at
-    most, however long it is. The other way round (fast first) is made too.
-    """
-    spread = [b.makespan_us - a.makespan_us for a, b in itertools.pairwise(vertices)]
-    drop = [a.energy_mj - b.energy_mj for a, b in itertools.pairwise(vertices)]
-    whole_t, whole_e = max(sum(spread), 1e-9), max(sum(drop), 1e-9)
-    options = [
-        np.array(
-            [
-                np.searchsorted(times[k], t + 1e-3, side="right") - 1
-                for k, t in zip(table_of, v.duration_us, strict=True)
-            ],
-            np.int16,
-        )
-        for v in vertices
-    ]
-    all_fastest = np.zeros((len(table_of), 1), np.int16)
-    plans = [all_fastest, np.stack(options, axis=1)]
-    for i, (fast, slow) in enumerate(itertools.pairwise(vertices)):
-        count = round(points / 2 * (spread[i] / whole_t + drop[i] / whole_e) / 2) + 1
-        moment = fast.start_us / max(fast.makespan_us, 1.0) + slow.start_us / max(slow.makespan_us, 1.0)
-        cuts = np.unique(moment)
-        cuts = cuts[np.unique(np.linspace(0, len(cuts) - 1, count).round().astype(int))]
-        early = moment[:, None] < cuts[None, :]
-        first, second = options[i][:, None], options[i + 1][:, None]
-        plans += [np.where(early, second, first), np.where(early, first, second)]
-    return np.concatenate(plans, axis=1)
+def _swept(space: SearchSpace, vertices: list[_Vertex], points: int) -> NDArray[np.int16]:
+    """int16[n, q]: the vertices as real plans, all-fastest among them, and plans between them."""
+    duration = np.stack([v.duration_us for v in vertices], axis=1)
+    start = np.stack([v.start_us for v in vertices], axis=1)
+    all_fastest = np.zeros((space.graph.size, 1), np.int16)
+    corners = np.concatenate([all_fastest, corner_plans(space, duration, start)], axis=1)
+    return swept_plans(space, corners, points)
 
 
 def _pareto(

@@ -86,6 +86,14 @@ class Graph:
             has_after=np.array([bool(a) for a in after], bool),
         )
 
+    def starts(self, duration: Floats) -> Floats:
+        """float64[n, p]: earliest starts for durations [n, p]."""
+        start, finish = np.empty_like(duration), np.empty_like(duration)
+        for v in self.order:
+            start[v] = _latest(finish, self.before[v])
+            finish[v] = start[v] + duration[v]
+        return start
+
     def makespan(self, duration: Floats) -> Floats:
         """float64[p]: longest path for durations [n, p]."""
         finish = np.empty_like(duration)

@@ -37,9 +37,13 @@ class SearchSpace:
     times: list[Floats]
     energies: list[Floats]
 
+    def durations(self, choices: Choices) -> Floats:
+        """float64[n, p] of plans [n, p] in microseconds."""
+        return option_durations(self.table_of, self.times, choices)
+
     def makespan(self, choices: Choices) -> Floats:
         """float64[p] of plans [n, p]."""
-        return self.graph.makespan(option_durations(self.table_of, self.times, choices))
+        return self.graph.makespan(self.durations(choices))
 
     def energy(self, choices: Choices) -> Floats:
         """float64[p] of plans [n, p]: their options' energy in millijoules."""
