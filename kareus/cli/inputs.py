@@ -47,7 +47,9 @@ def add_step_arguments(parser: argparse.ArgumentParser) -> None:
         "--profile", metavar="FILE", help="measured profile of this kind of GPU (kareus.profile/1)"
     )
     add_execution_argument(parser)
-    parser.add_argument("--rank", type=int, help="rank to plan on (default: the slowest)")
+    parser.add_argument(
+        "--rank", type=int, help="rank to plan on (default: the slowest); also names a single file's"
+    )
     parser.add_argument("--step", type=int, help="step of the trace, from 0 (default: the last)")
 
 
@@ -69,7 +71,7 @@ def read_step(args: argparse.Namespace) -> StepInput:
     Raises:
         InputError: files that cannot be used. UsageError: a rank or step that is not there.
     """
-    traces = TraceSet.open(args.directory, execution=args.execution_trace)
+    traces = TraceSet.open(args.directory, execution=args.execution_trace, rank=args.rank)
     ranks = traces.ranks
     if args.rank is not None and args.rank not in ranks:
         raise UsageError(f"--rank {args.rank}: {args.directory} holds ranks {', '.join(map(str, ranks))}")

@@ -39,7 +39,12 @@ def add_parser(subparsers: Any) -> None:
         "directory", metavar="DIR", help="directory with one trace file per rank, or one file"
     )
     add_execution_argument(parser)
-    parser.add_argument("--rank", type=int, action="append", help="only this rank (may be repeated)")
+    parser.add_argument(
+        "--rank",
+        type=int,
+        action="append",
+        help="only this rank (may be repeated); also names a single file's",
+    )
     parser.add_argument("--step", type=int, help="step whose collectives are listed (default: the last)")
     parser.add_argument(
         "--align", action="store_true", help=f"match collectives across more than {ALIGN_UP_TO} ranks too"
@@ -58,7 +63,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Inspect and print; see the parser's help."""
-    traces = TraceSet.open(args.directory, execution=args.execution_trace)
+    only = args.rank[0] if args.rank and len(args.rank) == 1 else None
+    traces = TraceSet.open(args.directory, execution=args.execution_trace, rank=only)
     wanted = tuple(args.rank or traces.ranks)
     absent = [rank for rank in wanted if rank not in traces.ranks]
     if absent:

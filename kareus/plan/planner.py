@@ -31,6 +31,7 @@ from kareus.plan.policies.rules import Rule
 from kareus.plan.problem import StepProblem, build_problem, whole, with_limits
 from kareus.plan.repair import without_circles
 from kareus.schedule import CollectiveKey, Effect, Proof, Schedule
+from kareus.trace.identity import fingerprint
 from kareus.trace.manifest import Gradient
 from kareus.trace.types import StepGraph
 from solver import Frontier, Objective, Solution, Status, frontier, solve
@@ -129,6 +130,7 @@ def make_plan(
         TimeLimitError: no plan was found in time.
         InputError: the step cannot be planned (no compute, no named collectives).
     """
+    fingerprint(graph)  # refuses, before anything is solved, what no schedule could name
     planning = partial(
         _plan_step, cost=cost, knobs=knobs, goal=goal, frontier_points=frontier_points, time_limit_s=time_limit_s,
         robust=robust, conditions=conditions, progress=progress,

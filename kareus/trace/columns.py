@@ -186,4 +186,4 @@ def lanes(values: Sequence[Any], of_text: Callable[[str], int]) -> I64:
     """Return thread or stream ids; texts such as "stream 7" go through `of_text`."""
     if all(type(value) is int for value in values):
         return ints(values)
-    return np.array([one_int(v) if isinstance(v, int) else of_text(str(v)) for v in values], np.int64)
+    return np.array([one_int(v) if isinstance(v, int | float) else of_text(str(v)) for v in values], np.int64)

@@ -19,6 +19,7 @@ import numpy as np
 
 from kareus.errors import InputError
 from kareus.trace.columns import one_int
+from kareus.trace.foreign import sign_of
 from kareus.trace.rawtrace import CommArgs
 from kareus.trace.types import I64, ProcessGroup
 
@@ -132,14 +133,17 @@ def read_execution_trace(path: Path) -> ExecutionTrace:
     Raises:
         InputError: unreadable, or no execution trace.
     """
+    data = b""
     try:
         data = path.read_bytes()
         data = gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
         document = msgspec.json.decode(data, type=_Document)
     except (OSError, EOFError, zlib.error, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        sign = None if isinstance(error, OSError) or _HEAD.match(data[:4096]) else sign_of(data)
         raise InputError(
             f"{path}: expected an execution trace as torch.profiler.ExecutionTraceObserver writes it (JSON with "
-            f'"schema", "pid" and "nodes"), found: {error}; pass that file, or leave --execution-trace out'
+            f'"schema", "pid" and "nodes"), found {sign[0] if sign else f"one that cannot be read: {error}"}; pass '
+            "that file, or leave --execution-trace out"
         ) from error
     nodes = sorted(
         (n for n in map(_flat, document.nodes) if 0 < n.rf_id < 2**62 and 0 <= n.tid < 2**62),

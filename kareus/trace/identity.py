@@ -6,6 +6,7 @@ schedule replays only where both agree.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Literal
 
 from kareus.errors import InputError
@@ -49,17 +50,27 @@ def fingerprint(graph: StepGraph, conditions: dict[str, str] | None = None) -> F
         dtype = reduced[0].dtype if reduced else ""
         units = (UnitShape(name="", numel=sum(c.numel for c in reduced), dtype=dtype),)
     else:
-        raise InputError(
-            f"rank {graph.rank}, step {graph.index}: expected FSDP2 unit annotations or DDP all-reduces, "
-            f"found neither among {len(graph.collectives)} collectives; record with "
-            "`kareus run --collect DIR -- torchrun ...`"
-        )
+        raise InputError(f"rank {graph.rank}, step {graph.index}: {_nothing_to_name(graph)}")
     return Fingerprint(
         wrapper="fsdp2" if graph.wrapper == "fsdp2" else "ddp",
         world_size=graph.world_size,
         units=units,
         collectives=keys,
         conditions=conditions or {},
+    )
+
+
+def _nothing_to_name(graph: StepGraph) -> str:
+    if not graph.collectives:
+        return (
+            "no collective in it, so there is nothing to schedule; record a training step of two or more GPUs with "
+            "`kareus run --collect DIR -- torchrun ...`"
+        )
+    counts = Counter(collective.kind.name.lower() for collective in graph.collectives)
+    found = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+    return (
+        f"expected FSDP2 unit annotations or DDP all-reduces in backward, found {found} without them; record with "
+        "`kareus run --collect DIR -- torchrun ...`"
     )
 
 

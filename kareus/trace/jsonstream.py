@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -23,17 +24,21 @@ import msgspec
 
 from kareus.errors import InputError
 from kareus.trace.foreign import what_it_is
+from kareus.trace.jsonpieces import (
+    NOT_NUMBERS,
+    at_boundaries,
+    last_boundary,
+    mend,
+    split,
+    without_trailing_commas,
+)
 
 CHUNK_BYTES = 4 << 20
+END_BYTES = 1 << 20
 HEADER_LIMIT_BYTES = 64 << 20  # pg_config of a large job can be megabytes; a header beyond this is no trace
 
-# Objects nested in arguments have separators of the same look; an event starts with one of these keys.
-_BOUNDARY = re.compile(rb'}\s*,\s*(?={\s*"(?:ph|name|cat|args|pid|tid|ts|dur|id|bp|s)")')
+_JOB = b'"distributedInfo"'
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
-_NOT_NUMBERS = re.compile(rb":\s*-?(?:inf(?:inity)?|nan)\b", re.IGNORECASE)
-_STRAY_BACKSLASH = re.compile(rb'\\(?!["\\/bfnrtu])')
-_CONTROL = re.compile(rb"[\x00-\x1f]")
 
 
 class Event(msgspec.Struct, gc=False):
@@ -42,8 +47,8 @@ class Event(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
     ts: int | float | str = 0
     dur: int | float | str = 0
     args: msgspec.Raw = msgspec.Raw(b"{}")
@@ -55,8 +60,8 @@ class ExactEvent(msgspec.Struct, gc=False):
     ph: str = ""
     cat: str = ""
     name: str = ""
-    pid: int | str | None = None
-    tid: int | str | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
     ts: msgspec.Raw = msgspec.Raw(b"0")
     dur: msgspec.Raw = msgspec.Raw(b"0")
     args: msgspec.Raw = msgspec.Raw(b"{}")
@@ -64,12 +69,16 @@ class ExactEvent(msgspec.Struct, gc=False):
 
 @dataclass
 class Damage:
-    """What was lost while reading: event counts by cause, and where the file stopped early ("": nowhere)."""
+    """What was lost while reading: event counts by cause, and where the file stopped early ("": nowhere).
+
+    `header` is what stands beside the events and could not be read ("": all could).
+    """
 
     dropped: int = 0
     mended: int = 0
     ended_early: str = ""
     first_bad: str = ""
+    header: str = ""
 
 
 @dataclass
@@ -81,6 +90,8 @@ class EventStream:
     header: dict[str, Any] = field(default_factory=dict)
     damage: Damage = field(default_factory=Damage)
     _behind: bytes | None = field(default=None, repr=False)
+    _taken: int = field(default=0, repr=False)  # bytes of text read
+    _bare: bool = field(default=False, repr=False)  # a list of events without anything beside it
 
     def batches(self) -> Iterator[list[Any]]:
         """Yield lists of events.
@@ -92,23 +103,21 @@ class EventStream:
         with _opened(self.path) as file, _no_gc():
             read = _reader(file, self.damage)
             rest = self._read_header(read)
-            offset = 0
             while more := read(CHUNK_BYTES):
-                cut = 0 if self._behind is not None else _last_boundary(rest)
+                self._taken += len(more)
+                cut = 0 if self._behind is not None else last_boundary(rest)
                 if cut:
-                    yield self._decode(decoder, rest[:cut], offset)
-                    offset += cut
+                    yield self._decode(decoder, rest[:cut], self._taken - len(more) - len(rest))
                     rest = rest[cut:].lstrip(b", \r\n\t") + more
                 else:
                     rest += more
-            if self._behind is None and (cut := _last_boundary(rest)):
-                yield self._decode(decoder, rest[:cut], offset)
-                offset += cut
+            if self._behind is None and (cut := last_boundary(rest)):
+                yield self._decode(decoder, rest[:cut], self._taken - len(rest))
                 rest = rest[cut:].lstrip(b", \r\n\t")
             if self._behind is None:
-                yield self._decode_end(decoder, rest, offset)
+                yield self._decode_end(decoder, rest, self._taken - len(rest))
             else:
-                self._merge_header(b'{"_":0' + self._behind + rest)
+                self._read_tail(self._behind + rest)
 
     def read_header(self) -> dict[str, Any]:
         """Return what stands before the events; see `batches` for errors."""
@@ -116,13 +125,34 @@ class EventStream:
             self._read_header(_reader(file, self.damage))
         return self.header
 
+    def read_end(self) -> dict[str, Any]:
+        """Return what the last mebibyte says of the job, as far as one can tell without reading the events."""
+        with _opened(self.path) as file:
+            if not isinstance(file, gzip.GzipFile):
+                file.seek(max(0, self.path.stat().st_size - END_BYTES))
+            read, text = _reader(file, Damage()), b""
+            while more := read(END_BYTES):
+                text = (text + more)[-END_BYTES:]
+        at = text.rfind(_JOB)
+        if at < 0:
+            return {}
+        try:
+            found, _ = json.JSONDecoder().raw_decode(
+                text[at + len(_JOB) :].decode(errors="replace").lstrip(": \r\n\t")
+            )
+        except (ValueError, RecursionError):
+            return {}
+        return {"distributedInfo": found}
+
     def _read_header(self, read: Callable[[int], bytes]) -> bytes:
         """Read up to the first event; keep what stands before it."""
         text = read(1 << 16)
+        self._taken = len(text)
         if text.startswith(b"\xef\xbb\xbf"):
             text = text[3:]
             self.damage.mended += 1
         if text.lstrip()[:1] == b"[":
+            self._bare = True
             return text.lstrip()[1:].lstrip()
         if text.lstrip()[:1] != b"{":
             raise InputError(
@@ -133,20 +163,34 @@ class EventStream:
             more = read(1 << 20)
             if not more or len(text) > HEADER_LIMIT_BYTES:
                 raise InputError(
-                    f'{self.path}: expected a Kineto trace, found no "traceEvents" in {len(text)} bytes'
+                    f'{self.path}: expected a Kineto trace, found no "traceEvents" list in {len(text)} bytes'
                     f"{self.damage.ended_early and ' (' + self.damage.ended_early + ')'}: {what_it_is(text)}"
                 )
             text += more
+            self._taken += len(more)
         self._merge_header(text[: match.start()] + b'"_":0}')
         return text[match.end() :].lstrip()
 
     def _merge_header(self, text: bytes) -> None:
-        try:
-            found = msgspec.json.decode(_mend(text))
-        except msgspec.MsgspecError:
-            return
+        """Take over what a piece beside the events says, `text` made whole by the caller."""
+        found: Any = None
+        for mended in (mend(text), without_trailing_commas(mend(text))):
+            try:
+                found = msgspec.json.decode(mended)
+                break
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                continue
         if isinstance(found, dict):
             self.header.update(found)
+        else:
+            self.damage.header = self.damage.header or f"{text[:40]!r} ... {text[-40:]!r}"
+
+    def _read_tail(self, text: bytes) -> None:
+        """What stands behind the events; nothing behind a bare list."""
+        if not self._bare:
+            self._merge_header(b'{"_":0' + text)
+        elif text.strip():
+            self.damage.header = f"{text[:40]!r}"
 
     def _decode(self, decoder: Any, text: bytes, offset: int) -> list[Any]:
         try:
@@ -154,11 +198,11 @@ class EventStream:
         except (msgspec.MsgspecError, UnicodeDecodeError):
             pass
         try:
-            events = decoder.decode(b"[" + _mend(text) + b"]")
-            self.damage.mended += max(1, len(_NOT_NUMBERS.findall(text)))
+            events = decoder.decode(b"[" + mend(text) + b"]")
+            self.damage.mended += max(1, len(NOT_NUMBERS.findall(text)))
             return events  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            pieces, end = _split(text)
+            pieces, end = split(text, rest=True)
         if end is not None:  # the array closed here; what looked like an event boundary was in the tail
             self._behind = text[end + 1 :] + b","
         return self._decode_singly(decoder, pieces, offset)
@@ -172,65 +216,27 @@ class EventStream:
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 pass
             try:
-                events += decoder.decode(b"[" + _mend(piece) + b"]")
+                events += decoder.decode(b"[" + mend(piece) + b"]")
                 self.damage.mended += 1
             except (msgspec.MsgspecError, UnicodeDecodeError):
-                self.damage.dropped += 1
-                self.damage.first_bad = self.damage.first_bad or f"byte {offset + start}: {piece[:60]!r}"
+                inner = list(at_boundaries(piece, 0))
+                if len(inner) > 1:  # a quote too many hides where events end
+                    events += self._decode_singly(decoder, inner, offset + start)
+                else:
+                    self.damage.dropped += 1
+                    self.damage.first_bad = self.damage.first_bad or f"byte {offset + start}: {piece[:60]!r}"
         return events
 
     def _decode_end(self, decoder: Any, text: bytes, offset: int) -> list[Any]:
         """The last events, the array's end, and the keys behind it."""
-        pieces, end = _split(text)
+        pieces, end = split(text, rest=False)
         if end is None:
             self.damage.ended_early = self.damage.ended_early or (
                 f"ends after {offset + len(text)} bytes inside the events, before the closing bracket"
             )
         else:
-            self._merge_header(b'{"_":0' + text[end + 1 :])
+            self._read_tail(text[end + 1 :])
         return self._decode_singly(decoder, pieces, offset)
-
-
-def _last_boundary(text: bytes) -> int:
-    """Position just behind the last event that is surely whole, 0 if there is none."""
-    position = len(text)
-    for _ in range(4):
-        position = text.rfind(b"}", 0, position)
-        if position <= 0:
-            return 0
-        if _BOUNDARY.match(text, position):
-            return position + 1
-    # Few braces match near the end only when strings hold many: search a wider piece once.
-    last = 0
-    for match in _BOUNDARY.finditer(text, max(0, len(text) - (1 << 20))):
-        last = match.start() + 1
-    return last
-
-
-def _split(text: bytes) -> tuple[list[tuple[int, bytes]], int | None]:
-    """Split at depth 0 into (offset, object) pieces; also return where the array's bracket closes."""
-    pieces: list[tuple[int, bytes]] = []
-    depth, start = 0, 0
-    for match in _TOKEN.finditer(text):
-        token = match.group()
-        if token == b"{" or token == b"[":
-            if depth == 0:
-                start = match.start()
-            depth += 1
-        elif token == b"}" or token == b"]":
-            if depth == 0:
-                return pieces, match.start()
-            depth -= 1
-            if depth == 0:
-                pieces.append((start, text[start : match.end()]))
-    return pieces, None
-
-
-def _mend(text: bytes) -> bytes:
-    """Make common defects valid JSON: bare inf and nan, control characters, stray backslashes."""
-    text = _NOT_NUMBERS.sub(b":null", text)
-    text = _STRAY_BACKSLASH.sub(rb"\\\\", text)
-    return _CONTROL.sub(b" ", text)
 
 
 @contextmanager
@@ -260,7 +266,13 @@ def _reader(file: IO[bytes], damage: Damage) -> Callable[[int], bytes]:
             try:
                 piece = read_some(min(wanted, 1 << 17)) or b""
             except (EOFError, zlib.error, gzip.BadGzipFile, OSError) as error:
-                damage.ended_early = f"the compressed stream breaks off after {total} bytes of text ({error})"
+                broken = f"the compressed stream breaks off after {total} bytes of text ({error})"
+                foreign = total and isinstance(error, gzip.BadGzipFile) and "Not a gzipped" in str(error)
+                damage.ended_early = (
+                    f"bytes that are not gzip follow the stream of {total} bytes of text"
+                    if foreign
+                    else broken
+                )
                 break
             if not piece:
                 break

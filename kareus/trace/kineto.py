@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,10 @@ from kareus.trace.collectives import find_collectives, process_groups, serve_col
 from kareus.trace.compact import is_compact, read_compact
 from kareus.trace.execution import ExecutionTrace, read_execution_trace
 from kareus.trace.execution_join import execution_facts
+from kareus.trace.foreign import why_no_gpu_work
 from kareus.trace.grouping import group_ids, ordinals
+from kareus.trace.jsonstream import EventStream
+from kareus.trace.members import rank_in_name
 from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw, whole
 from kareus.trace.regions import find_regions
 from kareus.trace.steps import find_steps, step_of
@@ -36,7 +38,6 @@ from kareus.trace.types import (
 )
 from kareus.trace.waits import find_waits
 
-_RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)|(?:^|[._-])r(\d+)(?=[._-])", re.IGNORECASE)
 CLIP_SHARE = 0.5  # a duration running past the next op of its stream by more than this share is not believed
 
 
@@ -71,12 +72,19 @@ def read_trace(
 
 
 def _no_gpu_work(raw: RawTrace) -> str:
+    """Read the file once more for what it holds instead."""
+    categories: dict[str, int] = {}
+    pairs = 0
+    for batch in EventStream(raw.path).batches():
+        for event in batch:
+            categories[event.cat] = categories.get(event.cat, 0) + 1
+            pairs += event.ph in ("B", "E")
     backend = str(raw.distributed.get("backend", ""))
     hint = f" (backend {backend})" if backend else ""
     early = f"; {raw.damage.ended_early}" if raw.damage.ended_early else ""
     return (
-        f"{raw.path}: {raw.events} events but no GPU kernel, copy or memset among them{hint}{early}; profile "
-        "with ProfilerActivity.CUDA while training steps run on a GPU"
+        f"{raw.path}: {raw.events} events but no GPU kernel, copy or memset among them{hint}{early}; "
+        f"{why_no_gpu_work(categories, pairs, backend)}"
     )
 
 
@@ -256,11 +264,10 @@ class _Assembly:
     def _rank(self) -> tuple[int, int]:
         info = self.raw.distributed
         world = whole(info.get("world_size"), 1) or 1
-        named = _RANK_IN_NAME.search(self.raw.path.name)
         for candidate in (
             whole(info.get("rank")),
             self.asked_rank,
-            (named.group(1) or named.group(2)) if named else None,
+            rank_in_name(self.raw.path),
             0 if world == 1 else None,
         ):
             if candidate is not None:
@@ -312,8 +319,15 @@ class _Assembly:
             self._warn(
                 "mended",
                 damage.mended,
-                f"{damage.mended} places held bare inf/nan, control characters, stray backslashes or a "
-                "byte-order mark and were mended",
+                f"{damage.mended} places held bare inf/nan, control characters, stray backslashes, text that is not "
+                "UTF-8 or a byte-order mark and were mended",
+            )
+        if damage.header:
+            self._warn(
+                "bad-header",
+                1,
+                f"what stands beside the events is not JSON ({damage.header}): GPU, rank and process groups may be "
+                "missing; mend it there",
             )
         if self.raw.bad_times:
             self._warn(

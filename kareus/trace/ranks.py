@@ -17,14 +17,13 @@ from pathlib import Path
 import numpy as np
 
 from kareus.errors import InputError
-from kareus.trace.compact import is_compact, read_compact
-from kareus.trace.execution import beside, is_execution_trace
-from kareus.trace.jsonstream import EventStream
+from kareus.trace.execution import beside
+from kareus.trace.folder import trace_files
 from kareus.trace.kernels import Rule
-from kareus.trace.kineto import _RANK_IN_NAME, read_trace
-from kareus.trace.manifest import FILE_NAME, Manifest
+from kareus.trace.kineto import read_trace
+from kareus.trace.manifest import Manifest
 from kareus.trace.matching import match_keys
-from kareus.trace.rawtrace import mapping, whole
+from kareus.trace.members import assign_ranks
 from kareus.trace.types import (
     I64,
     CollectiveKind,
@@ -33,6 +32,7 @@ from kareus.trace.types import (
     TraceWarning,
 )
 
+ONE_RUN_NS = 600 * 10**9  # clocks of hosts differ by less; recordings further apart are of different runs
 LOADED_AT_ONCE = 2  # a trace of a large job is tens of megabytes of columns; keep the pair being compared
 ALIGNABLE = {CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER, CollectiveKind.ALL_REDUCE,
              CollectiveKind.ALL_TO_ALL, CollectiveKind.SEND_RECV, CollectiveKind.OTHER}  # fmt: skip
@@ -117,6 +117,7 @@ class TraceSet:
         *,
         names: Sequence[Rule] = (),
         execution: Sequence[str | os.PathLike[str]] = (),
+        rank: int | None = None,
     ) -> TraceSet:
         """Find the trace files of a job. What is no trace is left out with a warning that names it.
 
@@ -125,38 +126,15 @@ class TraceSet:
             names: rows tried before the built-in table of kernel names.
             execution: execution traces, one a rank in the order of ranks; without them, what lies beside
                 each file under a usual name is taken where it fits.
+            rank: of a single file that does not say it.
 
         Raises:
-            InputError: fewer or more execution traces than ranks, nothing
-                there, two files of one rank, or not one trace among the files.
+            InputError: fewer or more execution traces than ranks, nothing there, or see `assign_ranks`.
         """
-        paths, directory = _paths(source)
+        paths, directory = trace_files(source)
         manifest = Manifest.load(directory) if directory is not None else None
-        files: dict[int, Path] = {}
-        world_size = manifest.world_size if manifest else 0
         warnings: list[TraceWarning] = []
-        refused: list[InputError] = []
-        for number, path in enumerate(paths):
-            try:
-                rank, world = _identity(path)
-            except InputError as error:
-                if not is_execution_trace(path):
-                    refused.append(error)
-                elif not files and number == len(paths) - 1:
-                    raise
-                continue
-            if rank is None and len(paths) > 1:
-                raise InputError(
-                    f"{path}: neither distributedInfo nor the file name says which rank this is; "
-                    f"name it rank{number}.json"
-                )
-            rank = 0 if rank is None else rank
-            if rank in files:
-                raise InputError(f"two traces of rank {rank}: {files[rank]} and {path}; keep one of them")
-            files[rank] = path
-            world_size = max(world_size, world)
-        if not files:
-            raise refused[0]
+        files, world, refused = assign_ranks(paths, rank)
         if refused:
             shown = "; ".join(str(error) for error in refused[:3])
             more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
@@ -164,7 +142,7 @@ class TraceSet:
                 TraceWarning(code="skipped-files", count=len(refused), text=f"left out: {shown}{more}")
             )
         files = dict(sorted(files.items()))
-        world_size = max(world_size, max(files) + 1)
+        world_size = max(manifest.world_size if manifest else 0, world, max(files) + 1)
         warnings += _missing(files, world_size, manifest, source)
         return cls(files, world_size, manifest, tuple(warnings), names, _execution_of(files, execution))
 
@@ -233,6 +211,7 @@ class TraceSet:
             spread[rank] = int(np.median(np.abs(differences - offsets[rank]))) if len(differences) else 0
             for key, (start, end) in table.items():
                 rows[key].append((rank, start + offsets[rank], end + offsets[rank]))
+        self._warn_of_other_runs(offsets)
         matched = tuple(_match(facts[k], v) for k, v in rows.items() if len(v) > 1)
         return Alignment(
             offset_ns=offsets,
@@ -241,33 +220,18 @@ class TraceSet:
             complete=self.complete,
         )
 
-
-def _paths(
-    source: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
-) -> tuple[list[Path], Path | None]:
-    if not isinstance(source, str | os.PathLike):
-        paths = [Path(p) for p in source]
-        if not paths:
-            raise InputError("no trace files given; pass a directory or at least one file")
-        return paths, None
-    path = Path(source)
-    if path.is_file():
-        return [path], None
-    if not path.is_dir():
-        raise InputError(
-            f"{path}: no such file or directory; expected a directory with one trace file per rank"
-        )
-    found = sorted(
-        p for p in path.iterdir()
-        if p.name.endswith((".json", ".json.gz")) and p.name != FILE_NAME and not p.name.startswith(".")
-        and not p.name.endswith((".samples.json", ".samples.json.gz"))
-    )  # fmt: skip
-    if not found:
-        raise InputError(
-            f"{path}: holds no trace (expected rank0.json or rank0.json.gz, ...); "
-            "record one with `kareus run --collect DIR -- torchrun ...`"
-        )
-    return found, path
+    def _warn_of_other_runs(self, offsets: dict[int, int]) -> None:
+        far = [rank for rank, offset in offsets.items() if abs(offset) > ONE_RUN_NS]
+        if far:
+            self._warnings.append(
+                TraceWarning(
+                    code="other-run",
+                    count=len(far),
+                    text=f"{self.files[far[0]]}: recorded {abs(offsets[far[0]]) / 3.6e12:.1f} hours from "
+                    f"{self.files[self.ranks[0]]} by their clocks; waits and transfers of collectives mean nothing "
+                    "where the files are of different runs: keep those of one",
+                )
+            )
 
 
 def _execution_of(
@@ -282,19 +246,6 @@ def _execution_of(
             "one for each, in the order of ranks"
         )
     return dict(zip(files, map(Path, execution), strict=True))
-
-
-def _identity(path: Path) -> tuple[int | None, int]:
-    """Rank and world size from the file's header or its name, reading as little as possible."""
-    if is_compact(path):
-        trace = read_compact(path)
-        return trace.rank, trace.world_size
-    info = mapping(EventStream(path).read_header(), "distributedInfo")
-    named = _RANK_IN_NAME.search(path.name)
-    rank = whole(info.get("rank"))
-    if rank is None and named:
-        rank = int(named.group(1) or named.group(2))
-    return rank, whole(info.get("world_size"), 1) or 1
 
 
 def _missing(

@@ -41,7 +41,8 @@ GPU_CATEGORIES = {
     "Memset": 2,
     "gpu_op": 0,
 }  # index into CATEGORIES; fmt: skip
-RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver"}
+RUNTIME_CATEGORIES = {"cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime",
+                      "xpu_driver", "privateuse1_runtime", "privateuse1_driver"}  # fmt: skip
 OPERATOR_CATEGORIES = ("cpu_op", "Operator")
 WAIT_CALLS = ("cudaStreamWaitEvent", "hipStreamWaitEvent", "cuStreamWaitEvent")
 HOST_SYNC_CALLS = ("DeviceSynchronize", "StreamSynchronize", "EventSynchronize")
@@ -161,9 +162,11 @@ class _Collector:
         base = raw.header.get("baseTimeNanoseconds", 0)
         raw.base_ns = base if isinstance(base, int) and 0 <= base <= LATEST_NS else 0
         if raw.events == 0:
+            early, lost = raw.damage.ended_early, raw.damage.dropped
             raise InputError(
-                f"{self.path}: holds no events"
-                f"{raw.damage.ended_early and ' (' + raw.damage.ended_early + ')'}; record the trace again"
+                f"{self.path}: holds no events{early and ' (' + early + ')'}"
+                f"{f' that can be read ({lost} are not, first at {raw.damage.first_bad})' if lost else ''}; record "
+                "the trace again"
             )
         self._finish()
         return raw

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tarfile
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,36 @@ def test_other_files_are_refused_precisely(name: str) -> None:
     with pytest.raises(InputError, match=REFUSED[name]) as caught:
         read_trace(DATA / name, rank=0)
     assert name in str(caught.value)
+
+
+# archive, member -> what the refusal must say
+PACKED = {
+    (
+        "chakra/1.0.2-chakra.0.0.4.tgz",
+        "1.0.2-chakra.0.0.4.json",
+    ): r"a Chakra execution trace, which holds no GPU times",
+    (
+        "chakra/feeder_tests_chakra.0.et.tar.gz",
+        "tests/data/chakra.0.et",
+    ): r"a Chakra graph as protobuf .*pass the Kineto",
+    (
+        "chakra/json_trace.tar.gz",
+        "jsonData/small_chakra.0.json",
+    ): r"a Chakra workload graph, .*pass the Kineto trace",
+    ("et/pt2_inductor_et_1.1.1.tar.gz", "pt2_et.json"): r"a Chakra execution trace",
+}
+
+
+@pytest.mark.parametrize(("archive", "member"), PACKED)
+def test_what_archives_hold_is_refused_precisely(tmp_path: Path, archive: str, member: str) -> None:
+    with tarfile.open(DATA / archive) as packed:
+        held = packed.extractfile(member)
+        assert held is not None
+        path = tmp_path / Path(member).name
+        path.write_bytes(held.read())
+    with pytest.raises(InputError, match=PACKED[archive, member]) as caught:
+        TraceSet.open(path)
+    assert path.name in str(caught.value)
 
 
 @pytest.mark.parametrize("name", DAMAGED)
