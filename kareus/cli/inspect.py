@@ -17,6 +17,8 @@ from kareus.cli.inputs import add_execution_argument, read_cost
 from kareus.errors import InputError, UsageError
 from kareus.model.calibrate import calibrated
 from kareus.plan.stragglers import idle_wait_us, use_slack
+from kareus.report.observed import observed_document, print_observed
+from kareus.schedule import Schedule
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
 from kareus.trace.stats import CollectiveRow, StepTimes, collective_rows, step_times
@@ -57,6 +59,12 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--profile", metavar="FILE", help="with --slack: measured profile of this kind of GPU"
     )
+    parser.add_argument(
+        "--schedule",
+        metavar="FILE",
+        help="a schedule that was in force when this was recorded (kareus run --schedule FILE --collect DIR): "
+        "show requested and observed budgets, paths and launch points",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.set_defaults(run=run)
 
@@ -71,6 +79,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(
             f"--rank {absent[0]}: {args.directory} holds ranks {', '.join(map(str, traces.ranks))}"
         )
+    schedule = Schedule.load(args.schedule) if args.schedule else None
     document: dict[str, Any] = {"schema": "kareus.inspect/1", "world_size": traces.world_size, "ranks": []}
     # A pipe has no width: give tables room instead of folding them at 80 columns.
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
@@ -84,10 +93,14 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--step {args.step}: rank {rank} holds steps 0..{len(steps) - 1}")
         times, rows = [step_times(step) for step in steps], collective_rows(steps[index])
         document["ranks"].append(_rank_document(trace, steps, times, rows, index))
+        if schedule is not None:
+            document["ranks"][-1]["under_schedule"] = observed_document(steps[index], schedule)
         if not args.json:
             _print_rank(
                 console, trace, times, rows, index, show_rows=rank == wanted[0] or args.rank is not None
             )
+            if schedule is not None:
+                print_observed(document["ranks"][-1]["under_schedule"])
     if len(traces.ranks) > 1 and (len(traces.ranks) <= ALIGN_UP_TO or args.align):
         document["alignment"] = _alignment_document(traces)
         if not args.json:

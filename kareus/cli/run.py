@@ -31,7 +31,11 @@ def add_parser(subparsers: Any) -> None:
         allow_abbrev=False,
     )
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--collect", metavar="DIR", help="record a profiler window into this directory")
+    parser.add_argument(
+        "--collect",
+        metavar="DIR",
+        help="record a profiler window into this directory; with --schedule, once the schedule stays in force",
+    )
     what.add_argument("--schedule", metavar="FILE", help="replay this schedule (kareus.schedule/1)")
     what.add_argument(
         "--profile", metavar="FILE", help="measure settings in place and write kareus.profile/1"
@@ -83,7 +87,7 @@ def configure(args: argparse.Namespace, environment: MutableMapping[str, str]) -
     _refuse_strays(args)
     if args.collect:
         environment["KAREUS_COLLECT"] = _folder(args.collect)
-    elif args.schedule:
+    if args.schedule:
         Schedule.load(args.schedule)  # a bad file is better found here than on every rank
         environment["KAREUS_SCHEDULE"] = str(Path(args.schedule).absolute())
     elif args.profile:
@@ -103,6 +107,9 @@ def configure(args: argparse.Namespace, environment: MutableMapping[str, str]) -
 
 
 def _refuse_strays(args: argparse.Namespace) -> None:
+    other = "--profile" if args.profile else "--stock" if args.stock else ""
+    if args.collect and other:
+        raise UsageError(f"--collect does not go with {other}: record in a run of its own")
     for flag, value, role, wanted in (
         ("--wait", args.wait, args.collect, "--collect"),
         ("--warmup", args.warmup, args.collect, "--collect"),

@@ -22,7 +22,7 @@ def start(session: Any, options: CollectOptions | None = None) -> Any:
     """Begin what a session's mode asks for; all ranks call it in `attach`.
 
     Args:
-        session: a `kareus.runtime.Session` with `mode` "collect" or "profile".
+        session: a `kareus.runtime.Session` with `mode` "collect" or "profile", or "replay" with a place to record.
         options: of the window; by default from the environment.
 
     Returns:
@@ -42,4 +42,8 @@ def start(session: Any, options: CollectOptions | None = None) -> Any:
 
         return start_sweep(session, target)
     chosen = options or options_from(os.environ)
+    if session.mode == "replay":
+        from kareus.collect.under_schedule import UnderSchedule
+
+        return UnderSchedule(session, target, chosen, make_link(LINK_TIMEOUT_S))
     return Collector(session.job, target, chosen, make_link(LINK_TIMEOUT_S))

@@ -58,7 +58,7 @@ class Collector:
 
     Args:
         job: the wrapped model. directory: where files go, on every host. options: see CollectOptions.
-        link: to the other ranks.
+        link: to the other ranks. notes: for the manifest.
 
     Attributes:
         written: what this rank wrote; None until the window is over.
@@ -66,11 +66,17 @@ class Collector:
     """
 
     def __init__(
-        self, job: JobLike, directory: str, options: CollectOptions, link: AloneLink | GlooLink
+        self,
+        job: JobLike,
+        directory: str,
+        options: CollectOptions,
+        link: AloneLink | GlooLink,
+        *,
+        notes: tuple[str, ...] = (),
     ) -> None:
         self.written: Written | None = None
         self.problem = ""
-        self._job, self._options, self._link = job, options, link
+        self._job, self._options, self._link, self._notes = job, options, link, notes
         self._directory = Path(directory)
         self._window: Window | None = None
         self._annotator = Annotator(job.named_root)
@@ -268,7 +274,7 @@ class Collector:
         names: dict[str, str] = {}  # machines may share a name, as containers do
         hosts: dict[str, list[int]] = {}
         gpus: dict[str, list[str]] = {}
-        notes = list(lost)
+        notes = [*self._notes, *lost]
         for rank, answer in enumerate(answers):
             if answer is None:
                 missing[str(rank)] = "did not answer when the window ended"

@@ -66,6 +66,7 @@ def attach(
         optimizer: the optimizer, or several.
         schedule: what to replay; ranks without one take rank 0's.
         mode: "replay" a schedule, "collect" a trace, "profile" in place; by default what the arguments imply.
+            "replay" with KAREUS_COLLECT also records, once the schedule stays in force.
         clocks: "apply" lets the schedule set clocks and power limits; "off" never touches them.
         on_mismatch: when the schedule does not fit this job or ranks disagree: raise on all ranks, or
             train on as stock.
@@ -125,7 +126,7 @@ def attach(
         optimizer=optimizer, mode=mode, mine=mine, reason=reason, guard=guard, clocks=clocks,
         records=records or torch_api.environment("KAREUS_RECORDS"), watch_after_s=watch_after_s,
         prometheus=prometheus or torch_api.environment("KAREUS_PROMETHEUS"),
-        collect_dir=collect_dir if mode == "collect" else profile_dir,
+        collect_dir=profile_dir if mode == "profile" else collect_dir,
     )  # fmt: skip
 
 
@@ -206,7 +207,7 @@ def _assemble(
         _add_early_gathers(session, driver, exchange, optimizer, pilot.timeout_s)
         _hook_optimizer(session, optimizer)
         session.begin()
-        if mode in ("collect", "profile"):
+        if mode in ("collect", "profile") or (mode == "replay" and schedule is not None and collect_dir):
             from kareus.collect import start
 
             session.follow(start(session))

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from dist_models import make_net
+from dist_models import every_knob, make_net, observe
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import kareus
+from kareus.runtime.guard import GuardSettings
 
 
 def wrapped(wrapper: str) -> nn.Module:
@@ -58,6 +59,35 @@ def record(rank: int, world_size: int, *, wrapper: str, folders: list[str], step
     fresh = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in wrapped(wrapper).modules())
     files = sorted(path.name for path in Path(folder).iterdir()) if Path(folder).is_dir() else []
     return {"equal": stock == recorded, "files": files, "extra_hooks": hooks - fresh}
+
+
+def under_schedule(rank: int, world_size: int, *, folder: str, steps: int, guard: bool = False) -> Any:
+    """Replay launch points and early gathers while a window is recorded; the schedule is left beside it."""
+    for name in ("KAREUS_COLLECT", "KAREUS_SCHEDULE"):
+        os.environ.pop(name, None)
+    fingerprint, keys = observe(wrapped("fsdp2"), rank)
+    schedule = every_knob(fingerprint, keys, copies=False, early_gathers=2)
+    if rank == 0:
+        schedule.save(f"{folder}.json")
+    stock = train(wrapped("fsdp2"), rank, steps, collect=None)
+    os.environ["KAREUS_COLLECT"] = folder
+    model = wrapped("fsdp2")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    settings: Any = GuardSettings(enabled=False)
+    if guard:  # asks for more pairs of blocks than the job has steps for
+        settings = GuardSettings(block=10)
+    session = kareus.attach(model, optimizer, schedule=schedule, guard=settings)
+    torch.manual_seed(100 + rank)
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(4, 32)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    session.detach()
+    del os.environ["KAREUS_COLLECT"]
+    return {"equal": losses == stock, "files": sorted(p.name for p in Path(folder).glob("*"))}
 
 
 def lose_a_rank(rank: int, world_size: int, *, folder: str, die_at: int) -> Any:

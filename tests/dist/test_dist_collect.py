@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from gloo_world import run_world, succeed
 
+from kareus.schedule import Schedule
+from kareus.trace.carried_out import carried_out, early_gathers
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
 from kareus.trace.types import CollectiveKind, Phase
@@ -114,6 +116,38 @@ def test_a_job_that_ends_early_keeps_the_steps_it_saw(world: tuple[Path, dict[st
     traces = TraceSet.open(world[0] / "early")
     assert [len(graphs(traces.load(rank))) for rank in traces.ranks] == [2, 2]
     assert not (world[0] / "short").exists()
+
+
+@pytest.fixture(scope="module")
+def replayed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    base = tmp_path_factory.mktemp("replayed")
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("under_schedule", {"folder": str(base / "kept"), "steps": 18}),
+        ("under_schedule", {"folder": str(base / "judged"), "steps": 14, "guard": True}),
+    ]
+    return base, run_world(2, calls, module="collect_scenarios")
+
+
+def test_steps_under_a_schedule_show_what_it_asks_for(replayed: tuple[Path, list[Any]]) -> None:
+    base, results = replayed
+    for result in succeed(results[0]):
+        assert result["equal"]
+    schedule = Schedule.load(str(base / "kept.json"))
+    traces = TraceSet.open(base / "kept")
+    assert traces.manifest is not None
+    assert schedule.digest()[:12] in traces.manifest.notes[0]
+    for rank in traces.ranks:
+        for step in graphs(traces.load(rank)):
+            assert early_gathers(step) == schedule.early_gathers == 2
+            found = carried_out(step, schedule)
+            assert [item.problem for item in found] == [""] * len(schedule.decisions)
+            assert sum(item.after_point_us is not None for item in found) >= 4
+
+
+def test_a_schedule_that_did_not_settle_leaves_no_recording(replayed: tuple[Path, list[Any]]) -> None:
+    for result in succeed(replayed[1][1]):
+        assert result["equal"]
+        assert result["files"] == []
 
 
 def test_a_rank_that_dies_leaves_the_other_s_file(tmp_path: Path) -> None:

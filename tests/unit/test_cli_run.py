@@ -45,6 +45,13 @@ def test_a_role_replaces_the_one_in_the_environment(tmp_path: Path) -> None:
     assert found == {"KAREUS_SCHEDULE": str(schedule), "HOME": "/h"}
 
 
+def test_a_schedule_can_be_recorded_while_it_is_replayed(tmp_path: Path) -> None:
+    schedule = tmp_path / "s.json"
+    Schedule(fingerprint=Fingerprint(wrapper="ddp", world_size=2, units=())).save(str(schedule))
+    found = configured("--schedule", str(schedule), "--collect", str(tmp_path / "t"), "--", "x")
+    assert found == {"KAREUS_SCHEDULE": str(schedule), "KAREUS_COLLECT": str(tmp_path / "t")}
+
+
 def test_without_a_role_the_environment_stays() -> None:
     assert configured("--", "x", before={"KAREUS_COLLECT": "/old"}) == {"KAREUS_COLLECT": "/old"}
 
@@ -61,6 +68,8 @@ def test_a_schedule_that_cannot_be_read_is_found_before_the_job_starts(tmp_path:
         ("--wait", "3", "--", "x"),
         ("--budget", "3", "--", "x"),
         ("--collect", "d", "--active", "0", "--", "x"),
+        ("--collect", "d", "--stock", "--", "x"),
+        ("--collect", "d", "--profile", "p.json", "--", "x"),
     ],
 )
 def test_flags_without_their_role_or_out_of_range_are_refused(
