@@ -65,7 +65,9 @@ class EarlyGathers:
         self._handles: list[Any] = []
 
     def install(self) -> None:
-        """Place the optimizer's hooks."""
+        """Place the optimizer's hooks, and the units' wrappers where they are known already."""
+        for unit in self._units:
+            self._guard_use(unit)
         self._handles = [
             self._optimizer.register_step_pre_hook(self._before_step),
             self._optimizer.register_step_post_hook(self._after_step),
@@ -202,7 +204,7 @@ class EarlyGathers:
             handle.remove()
         for unit in self._units:
             unit.group.__dict__.pop("unshard", None)
-        self._handles, self._units = [], []
+        self._handles = []
 
 
 def _snapshot(unit: FsdpUnit) -> Snapshot:

@@ -195,8 +195,9 @@ def _assemble(
     )  # fmt: skip
     pilot.on_start = partial(_start_replay, session)
     try:
+        _add_early_gathers(session, driver, exchange, optimizer, pilot.timeout_s)
         if driver is not None:
-            driver.install()
+            driver.install()  # its optimizer hooks run before the one that ends the step
         _add_switches(session, driver, clocks, sampler)
         for group in _own_groups(exchange, conductor):
             session.on_detach(partial(torch_api.release_group, group))
@@ -204,7 +205,6 @@ def _assemble(
             session.on_detach(sampler.close)
         watch.start()
         session.on_detach(watch.stop)
-        _add_early_gathers(session, driver, exchange, optimizer, pilot.timeout_s)
         _hook_optimizer(session, optimizer)
         session.begin()
         if mode in ("collect", "profile") or (mode == "replay" and schedule is not None and collect_dir):
@@ -265,7 +265,7 @@ def _add_switches(session: Session, driver: Any, clocks: str, sampler: MeterSamp
 def _add_early_gathers(
     session: Session, driver: Any, exchange: Exchange, optimizer: Optimizers | None, timeout_s: float
 ) -> None:
-    """Start the first all-gathers inside the optimizer where the schedule asks for it; before the step's end."""
+    """Let the driver start the first all-gathers inside the optimizer where the schedule asks for it."""
     count = 0 if session.schedule is None else session.schedule.early_gathers
     if not count:
         return
@@ -274,7 +274,6 @@ def _add_early_gathers(
         session.tally.add("no_early_gathers", f"{why}; the first all-gathers start as in stock")
         return
     driver.early = EarlyGathers(driver, count, exchange, _last(optimizer), timeout_s=timeout_s)
-    driver.early.install()
 
 
 def _plain_paths() -> dict[Path, CollectivePath]:

@@ -106,6 +106,8 @@ class Fsdp2Driver:
                 )
                 continue
             wrap_unit(self, unit)
+        if self.early is not None:
+            self.early.install()
         self.board.install(self.conductor.launch_points(), elsewhere=self.points_elsewhere())
 
     @property

@@ -71,6 +71,8 @@ class Bench:
         traces, schedule = File(self.folder, "traces"), File(self.folder, "schedule.json")
         self.job("collect", env={"KAREUS_COLLECT": str(traces)})
         command = [sys.executable, "-c", RUN_KAREUS, "solve", str(traces), "-o", str(schedule), "--json"]
+        if self.wrapper == "fsdp2":
+            command += ["--early-gathers", str(self.args.early_gathers)]
         solved = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
         if solved.returncode:
             raise SystemExit(f"kareus solve ended with {solved.returncode}:\n{solved.stderr}")
@@ -116,6 +118,7 @@ def main() -> None:
     parser.add_argument("--ratio", type=float, default=1.0, help="communication alone over compute alone")
     parser.add_argument("--pairs", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2, help="steps of a block")
+    parser.add_argument("--early-gathers", type=int, default=0, help="FSDP2: allowed to `kareus solve`")
     parser.add_argument("--search", action="store_true", help="try a few schedules instead of solving")
     parser.add_argument("--keep", metavar="DIR", default=None, help="leave traces and schedule there")
     parser.add_argument("--timeout", type=float, default=400.0)

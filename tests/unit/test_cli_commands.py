@@ -201,7 +201,7 @@ def test_values_that_make_no_sense(
     "words",
     [
         (), ("nonsense",), ("solve", "DIR"), ("solve", "DIR", "-o", "s", "--max-slowdown", "1", "--deadline-ms", "1"),
-        ("report", "DIR"), ("run", "--collect", "a", "--schedule", "b", "--", "x"), ("inspect", "DIR", "--js"),
+        ("report", "DIR"), ("run", "--profile", "a", "--schedule", "b", "--", "x"), ("inspect", "DIR", "--js"),
     ],
 )  # fmt: skip
 def test_a_command_line_that_cannot_be_read_is_usage(words: tuple[str, ...], capsys: Capture) -> None:
