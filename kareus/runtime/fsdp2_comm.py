@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from kareus.runtime.fsdp2 import Fsdp2Driver
 
 
-class PlannedAllGather(AllGather):
-    """Stands in for a unit's all-gather; memory comes from the object it replaces."""
+class _Planned:
+    """What both stand-ins share: whose unit it is, and memory from the object that is replaced."""
 
     def __init__(self, driver: Fsdp2Driver, unit: FsdpUnit, inner: Any) -> None:
         self.driver, self.unit, self.inner = driver, unit, inner
@@ -31,6 +31,10 @@ class PlannedAllGather(AllGather):
         """Allocate as the replaced object does."""
         tensor: torch.Tensor = self.inner.allocate(size, dtype=dtype, device=device)
         return tensor
+
+
+class PlannedAllGather(_Planned, AllGather):
+    """Stands in for a unit's all-gather."""
 
     def __call__(
         self,
@@ -67,18 +71,8 @@ class PlannedAllGather(AllGather):
         return work
 
 
-class PlannedReduceScatter(ReduceScatter):
-    """Stands in for a unit's reduce-scatter; memory comes from the object it replaces."""
-
-    def __init__(self, driver: Fsdp2Driver, unit: FsdpUnit, inner: Any) -> None:
-        self.driver, self.unit, self.inner = driver, unit, inner
-        self._plain = _is_default(inner)
-        vars(self)["allocate"] = inner.allocate
-
-    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Allocate as the replaced object does."""
-        tensor: torch.Tensor = self.inner.allocate(size, dtype=dtype, device=device)
-        return tensor
+class PlannedReduceScatter(_Planned, ReduceScatter):
+    """Stands in for a unit's reduce-scatter."""
 
     def __call__(
         self,
