@@ -1,9 +1,11 @@
 """Cuts a step into spans: stretches of the compute stream, with the collectives that may run beside them.
 
-The compute stream is cut where it waits for gathered parameters and where the optimizer starts. Between
-two cuts nothing on the compute stream depends on a collective launched there, except where
-`SpanCollective.required_at` says so, so the choices made inside one span are independent of the others
-(up to power, clock and collectives that outlast their span).
+The compute stream is cut where it waits for gathered parameters and where a phase ends, unless a gather for later
+runs across. Between two cuts nothing on the compute stream depends on a collective launched there, except where
+`SpanCollective.required_at` says so, so the choices made inside one span are independent of the others (up to
+power and clock). A collective whose result is needed only after its span's end (a gather two units ahead, a
+reduce-scatter while a second buffer is free) is nevertheless taken to end with it: alone, a span is then priced
+too dear, never too cheap. The whole-step simulation follows the real edges, and so does the improver.
 
     forward blocks.3    [copy-out, norm, qkv, attention, ..., down]     beside: all-gather blocks.4
     backward blocks.3   [copy-out, down', ..., qkv', grad copy-in]      beside: all-gather blocks.2,
@@ -137,20 +139,28 @@ def _cuts(graph: StepGraph, compute: I64, reaches: Iterable[_Reach]) -> list[int
     count = len(compute)
     cuts = {0, count}
     cuts |= {reach.required for reach in reaches if reach.kind not in _REDUCES and reach.required < count}
-    phases = graph.ops.phase[compute]
-    changes = np.flatnonzero(np.diff(phases)) + 1
-    major = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
-    for change in changes:
-        before, after = phases[change - 1], phases[change]
-        if before in major and after in major and after > before:
-            cuts.add(int(change))
+    for change in _phase_changes(graph.ops.phase[compute]):
+        # Compute waits for nothing there: a gather for later may run across.
+        across = (r for r in reaches if r.kind not in _REDUCES and r.started < change < r.required < count)
+        if not any(across):
+            cuts.add(change)
     return sorted(cuts)
+
+
+def _phase_changes(phases: np.ndarray) -> list[int]:
+    """Positions at which forward turns to backward, or backward to the optimizer."""
+    major = (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+    return [
+        change
+        for change in (np.flatnonzero(np.diff(phases)) + 1).tolist()
+        if phases[change - 1] in major and phases[change] in major and phases[change] > phases[change - 1]
+    ]
 
 
 def _span(graph: StepGraph, compute: I64, reaches: list[_Reach], index: int, first: int, last: int) -> Span:
     rows = compute[first:last]
     phase, unit = _home(graph, rows)
-    points = _points(graph, rows, phase, unit)
+    points = _points(graph, rows)
     members = []
     for reach in reaches:
         if _belongs(reach, first, last, len(compute)):
@@ -204,14 +214,25 @@ def _home(graph: StepGraph, rows: I64) -> tuple[Phase, str]:
     return phase, graph.units[int(np.bincount(units[known], weights[known]).argmax())]
 
 
-def _points(graph: StepGraph, rows: I64, phase: Phase, unit: str) -> dict[int, str]:
-    """Launch points of a span: position -> "side|module|phase", from annotations or the unit alone.
+def _points(graph: StepGraph, rows: I64) -> dict[int, str]:
+    """Launch points of a span: position -> "side|module|phase", from annotations or the unit alone."""
+    found: dict[int, str] = {}
+    starts = [0, *_phase_changes(graph.ops.phase[rows]), len(rows)]
+    for first, last in itertools.pairwise(starts):
+        phase, unit = _home(graph, rows[first:last])
+        if phase in (Phase.FORWARD, Phase.BACKWARD):
+            found |= {
+                first + at: text for at, text in _points_of(graph, rows[first:last], phase, unit).items()
+            }
+    return found
+
+
+def _points_of(graph: StepGraph, rows: I64, phase: Phase, unit: str) -> dict[int, str]:
+    """Launch points of the part of a span that lies in one phase.
 
     A module's hook before it fires once, ahead of the first op of the module or of any module inside it. What
     a module computes between or behind its children therefore starts "after" the child that has just ended.
     """
-    if phase not in (Phase.FORWARD, Phase.BACKWARD):
-        return {}
     name = _PHASES[phase]
     points = {0: f"before|{unit}|{name}"} if unit else {}
     used = set(points.values())

@@ -327,7 +327,8 @@ class SpanCollective:
     Attributes:
         row: index into `StepGraph.collectives`.
         ready: earliest position: it may start once `ready` compute ops of the span have run (its data).
-        stock: position stock used. required_at: position that needs its result, len(compute) the span's end.
+        stock: position stock used. required_at: position that needs its result, len(compute) the span's end, also
+            where only a later span does (see `kareus.trace.spans`).
         positions: positions a launch point exists for (named in `points`), ascending.
         points: one launch point text "side|module|phase" for each of `positions`; "" is stock's.
         blocks: compute waits for it where stock starts it, on a device without streams.
