@@ -159,7 +159,10 @@ def _phase_changes(phases: np.ndarray) -> list[int]:
 
 def _span(graph: StepGraph, compute: I64, reaches: list[_Reach], index: int, first: int, last: int) -> Span:
     rows = compute[first:last]
-    phase, unit = _home(graph, rows)
+    change = _phase_changes(graph.ops.phase[rows])
+    phase, unit = _home(
+        graph, rows[: change[0]] if change else rows
+    )  # a span is named by what it begins with
     points = _points(graph, rows)
     members = []
     for reach in reaches:

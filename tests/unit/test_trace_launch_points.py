@@ -8,6 +8,7 @@ import pytest
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
 from kareus.trace.spans import find_spans
+from kareus.trace.types import Phase
 
 RECORDED = Path(__file__).parents[2] / "traces/fsdp2-nvlink-collected"
 
@@ -30,8 +31,9 @@ def test_every_point_is_where_its_hook_fires(step):
             for position, text in zip(member.positions, member.points, strict=True):
                 if not text or position == 0:
                     continue
-                side, module, _ = text.split("|")
-                own = np.flatnonzero([inside(names[row], module) for row in rows])
+                side, module, phase = text.split("|")
+                there = step.ops.phase == Phase[phase.upper()]
+                own = np.flatnonzero([there[row] and inside(names[row], module) for row in rows])
                 assert position == (own[0] if side == "before" else own[-1] + 1), (span.name, text)
                 sides.append(side)
     assert {"before", "after"} == set(sides)
