@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 pytest.importorskip("torch")
@@ -75,6 +76,26 @@ def stock_run(device: torch.device, dim: int, steps: int, make: Any) -> tuple[An
     keys, fingerprint = session.observed, session.fingerprint
     session.detach()
     return losses, keys, fingerprint
+
+
+@pytest.mark.parametrize("name", DEVICES)
+def test_early_gathers_give_the_losses_of_stock(name: str) -> None:
+    """Each is issued inside the optimizer, on its own stream, behind the update of its unit."""
+    device, dim, steps = device_of(name), 256, 10
+    with fake_world():
+        expected, keys, fingerprint = stock_run(device, dim, steps, sharded)
+        model = sharded(device, dim)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        schedule = msgspec.structs.replace(plan(fingerprint, keys), early_gathers=2)
+        session = session_with(model, optimizer, StandIn(device, SLEEP // 10), schedule)
+        losses = run(model, optimizer, device, dim, steps)
+        pending = len(session.driver.early._pending)
+        report = session.report()
+        session.detach()
+    assert losses == expected
+    assert pending == 2
+    assert report["arms"]["scheduled"]["missed"] == 0
+    assert not {"step_not_split", "early_gathers_dropped", "no_early_gathers"} & set(report["counts"])
 
 
 @pytest.mark.parametrize("name", DEVICES)
