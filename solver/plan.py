@@ -136,13 +136,14 @@ def calm(tables: Tables, goal: Goal, picked: Ints, most: int) -> Ints:
     """
     picked = picked.copy()
     totals = totals_of(tables, picked)
+    memory_limited = tables.problem.limits.memory_bytes is not None
     for k, table in enumerate(tables.kinds):
         for old in np.unique(picked[tables.chain == k]).tolist():
             fewer = np.flatnonzero((table.clock == table.clock[old]) & (table.changes < table.changes[old]))
             for new in sorted(fewer.tolist(), key=lambda m: (int(table.changes[m]), int(table.time_us[m]))):
                 if not set(table.rungs[new]) <= set(table.rungs[old]):
                     continue
-                if table.memory_bytes[new] > table.memory_bytes[old]:
+                if memory_limited and table.memory_bytes[new] > table.memory_bytes[old]:
                     continue
                 for spot in np.flatnonzero((tables.chain == k) & (picked == old)).tolist():
                     after = Totals(

@@ -165,7 +165,8 @@ def _undominated(problem: Problem, kind: int, rows: list[int]) -> list[int]:
         return rows
     options = problem.kinds[kind].options
     cap = problem.limits.average_power_mw
-    figures = np.array([_figures(options[m], problem.static_power_mw, cap) for m in rows], np.int64)
+    limited = problem.limits.memory_bytes is not None
+    figures = np.array([_figures(options[m], problem.static_power_mw, cap, limited) for m in rows], np.int64)
     kept: list[int] = []
     for i in np.lexsort(figures.T[::-1]) if rows else []:
         a = options[rows[i]]
@@ -179,10 +180,13 @@ def _undominated(problem: Problem, kind: int, rows: list[int]) -> list[int]:
     return sorted(rows[i] for i in kept)
 
 
-def _figures(option: Option, static_mw: int, cap_mw: int | None) -> list[int]:
-    """What an option is judged by, less is better; under a power limit time has a value of its own."""
+def _figures(option: Option, static_mw: int, cap_mw: int | None, memory_limited: bool) -> list[int]:
+    """What an option is judged by, less is better; under a power limit time has a value of its own, and memory
+    counts only where it is limited."""
     time_us = option.time_us + option.carry_us
-    figures = [time_us, option.energy_mj, option.memory_bytes, option.changes]
+    figures = [time_us, option.energy_mj, option.changes]
+    if memory_limited:
+        figures.append(option.memory_bytes)
     if cap_mw is not None:
         figures.append(option.energy_mj * 1_000_000 - (cap_mw - static_mw) * time_us)
     return figures

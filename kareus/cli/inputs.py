@@ -14,6 +14,7 @@ from kareus.model.cost import CostModel
 from kareus.model.profile import Profile
 from kareus.plan.buckets import regrouped
 from kareus.plan.calibrate import fit_link
+from kareus.plan.recorded import step_spread
 from kareus.schedule import Schedule
 from kareus.trace.graph import graphs
 from kareus.trace.ranks import TraceSet
@@ -29,6 +30,7 @@ class StepInput:
     Attributes:
         traces: the job's traces. graph: the chosen step of the chosen rank.
         cost: fitted from the profile, or assumed; then calibrated to the chosen step.
+        step_spread: relative standard deviation of that rank's recorded steps, None for fewer than three.
         profile_note: a sentence on where the costs come from.
         conditions: versions and hardware of the recording.
     """
@@ -36,6 +38,7 @@ class StepInput:
     traces: TraceSet
     graph: StepGraph
     cost: CostModel
+    step_spread: float | None
     profile_note: str
     conditions: dict[str, str]
 
@@ -75,7 +78,7 @@ def read_step(args: argparse.Namespace) -> StepInput:
     ranks = traces.ranks
     if args.rank is not None and args.rank not in ranks:
         raise UsageError(f"--rank {args.rank}: {args.directory} holds ranks {', '.join(map(str, ranks))}")
-    chosen = _pick(traces, ranks if args.rank is None else (args.rank,), args.step)
+    chosen, spread = _pick(traces, ranks if args.rank is None else (args.rank,), args.step)
     for warning in traces.warnings:
         print(f"warning: {warning.text}", file=sys.stderr)
     cost, note = read_cost(args.profile, chosen)
@@ -83,17 +86,23 @@ def read_step(args: argparse.Namespace) -> StepInput:
         cost = fit_link(cost, traces.alignment, traces.world_size)
     cost = calibrated(cost, chosen)  # after the link: what it then moves is this job's contention and clock
     return StepInput(
-        traces=traces, graph=chosen, cost=cost, profile_note=note, conditions=conditions(traces, chosen)
+        traces=traces,
+        graph=chosen,
+        cost=cost,
+        step_spread=spread,
+        profile_note=note,
+        conditions=conditions(traces, chosen),
     )
 
 
-def _pick(traces: TraceSet, ranks: tuple[int, ...], step: int | None) -> StepGraph:
-    """The wanted step of the rank whose step takes longest: it decides everybody's step time.
+def _pick(traces: TraceSet, ranks: tuple[int, ...], step: int | None) -> tuple[StepGraph, float | None]:
+    """The wanted step of the rank whose step takes longest, which decides everybody's; the spread of its steps.
 
     With many ranks only a few are read in full: the first, the last and those between at equal distance.
     """
     stride = max(1, len(ranks) // 4)
     best: StepGraph | None = None
+    spread: float | None = None
     for rank in ranks[::stride]:
         found = graphs(traces.load(rank))
         if not found:
@@ -104,9 +113,9 @@ def _pick(traces: TraceSet, ranks: tuple[int, ...], step: int | None) -> StepGra
             raise UsageError(f"--step {step}: the trace of rank {rank} holds steps 0..{len(found) - 1}")
         graph = found[-1 if step is None else step]
         if best is None or graph.duration_ns > best.duration_ns:
-            best = graph
+            best, spread = graph, step_spread(found)
     assert best is not None  # TraceSet.open refuses a directory without ranks
-    return best
+    return best, spread
 
 
 def read_cost(profile: str | None, graph: StepGraph) -> tuple[CostModel, str]:

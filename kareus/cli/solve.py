@@ -169,6 +169,7 @@ def run(args: argparse.Namespace) -> int:
             frontier_points=FRONTIER_POINTS if args.frontier else 0,
             time_limit_s=args.time_limit,
             robust=args.robust,
+            step_spread=step.step_spread,
             conditions=step.conditions,
             progress=progress,
         )

@@ -18,7 +18,7 @@ from kareus.model.cost import Coefficients, CostModel
 from kareus.model.layout import Layout, layout
 from kareus.model.play import Played, play
 from kareus.model.power import clock_grid, governed_clock
-from kareus.schedule import Schedule
+from kareus.schedule import LaunchPoint, Schedule
 from kareus.trace.intervals import intersection_ns, length, union
 from kareus.trace.types import F64, I64, CollectiveKind, OpKind, Phase, StepGraph
 
@@ -35,7 +35,8 @@ class Simulation:
         time_us: of the slowest rank. energy_j: of one GPU, the mean over ranks.
         compute_us, comm_us, exposed_comm_us, idle_us: of the slowest rank: some compute running, some
             collective running, a collective and no compute, nothing.
-        average_power_w: energy over time. sm_clock_mhz: mean over ranks of the clock it settled at.
+        average_power_w: energy over time. sm_clock_mhz: mean over ranks of the clock compute ran at, weighted by
+            its time: what a schedule locks where it locks any, else what the power balance settled at.
         peak_gathered_bytes: most gathered parameters alive at once on any rank.
         measured_us: the recorded step, slowest rank. composition_error: time_us / measured_us - 1; says
             something about the model only where nothing was scheduled.
@@ -97,34 +98,42 @@ def simulate(graphs: Sequence[StepGraph], schedule: Schedule | None, cost: CostM
 
 
 def _locked_clocks(graphs: Sequence[StepGraph], schedule: Schedule | None) -> list[F64]:
-    """Clock asked for at each op, 0 where none is, one array a rank."""
+    """Clock asked for at each op, 0 where none is, one array a rank.
+
+    Steps repeat: what comes before the first region's start runs at the clock of the last one.
+    """
     clocks = []
     for graph in graphs:
-        wanted = np.zeros(len(graph.ops))
-        for region in schedule.clocks_of(graph.rank) if schedule is not None else ():
-            if region.sm_clock_mhz is None:
-                continue
-            first = (
-                0 if region.start is None else _region_start(graph, region.start.module, region.start.phase)
-            )
-            wanted[first:] = region.sm_clock_mhz
+        regions = [
+            region
+            for region in (schedule.clocks_of(graph.rank) if schedule is not None else ())
+            if region.sm_clock_mhz is not None
+        ]
+        wanted = np.full(len(graph.ops), (regions[-1].sm_clock_mhz or 0) if regions else 0, np.float64)
+        for region in regions:
+            wanted[_region_start(graph, region.start) :] = region.sm_clock_mhz
         clocks.append(wanted)
     return clocks
 
 
-def _region_start(graph: StepGraph, module: str, phase: str) -> int:
-    """First op of a unit or module in a phase; the ops are sorted by start."""
+def _region_start(graph: StepGraph, point: LaunchPoint | None) -> int:
+    """First op of a unit or module in a phase, or the first op after its last; the ops are sorted by start."""
+    if point is None:
+        return 0
     ops = graph.ops
-    inside = ops.phase == Phase[phase.upper()]
-    names = {"unit": graph.units, "module": graph.modules}
-    for column, known in names.items():
-        if module in known:
-            rows = np.flatnonzero(inside & (getattr(ops, column) == known.index(module)))
-            if len(rows):
-                return int(rows[0])
+    inside = (ops.phase == Phase[point.phase.upper()]) & (ops.stream == graph.compute_stream)
+    found = []
+    if point.side == "after" and not point.module:  # the root ends with all it contains
+        found.append(np.flatnonzero(inside))
+    for column, known in {"unit": graph.units, "module": graph.modules}.items():
+        if point.module in known:
+            found.append(np.flatnonzero(inside & (getattr(ops, column) == known.index(point.module))))
+    for rows in found:
+        if len(rows):
+            return int(rows[0]) if point.side == "before" else int(rows[-1]) + 1
     raise InputError(
-        f"rank {graph.rank} step {graph.index}: a clock region starts at {module or 'root'} ({phase}), which "
-        "the recorded step does not have; solve this trace again"
+        f"rank {graph.rank} step {graph.index}: a clock region starts {point.side} {point.module or 'root'} "
+        f"({point.phase}), which the recorded step does not have; solve this trace again"
     )
 
 
@@ -216,7 +225,7 @@ def _summary(
         exposed_comm_us=exposed_us,
         idle_us=idle_us,
         average_power_w=energy_j / time_us * 1e6 if time_us > 0 else 0.0,
-        sm_clock_mhz=clock,
+        sm_clock_mhz=_mean_clock(layouts, played, [_op_clocks(at, clock) for at in locked], clock),
         peak_gathered_bytes=max(peak_gathered_bytes(g, s) for g, s in zip(graphs, starts, strict=True)),
         measured_us=measured,
         composition_error=time_us / measured - 1 if measured > 0 else 0.0,
@@ -225,6 +234,18 @@ def _summary(
         plays=plays,
         notes=notes,
     )
+
+
+def _mean_clock(
+    layouts: Sequence[Layout], played: Played, clocks: Sequence[F64], settled_mhz: float
+) -> float:
+    """Mean over ranks of the clock compute ran at, weighted by its time."""
+    means = []
+    for rank, tasks in enumerate(layouts):
+        spent = (played.end_us[rank] - played.start_us[rank])[tasks.compute]
+        if spent.sum() > 0:
+            means.append(float(np.average(clocks[rank][tasks.compute], weights=spent)))
+    return float(np.mean(means)) if means else settled_mhz
 
 
 def _breakdown(graph: StepGraph, start: I64, end: I64, time_us: float) -> tuple[float, float, float, float]:

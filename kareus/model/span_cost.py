@@ -64,7 +64,7 @@ class _Evaluation:
         waits = configs.serialise[:, None] | (configs.position == work.blocks_at[None, :])
         self.required = np.where(waits, np.minimum(self.start_at, required), required)
         self.start_at = np.minimum(self.start_at, latest_starts(lanes, self.required))
-        self.serialised = configs.serialise
+        self.serialised, self.num_ctas = configs.serialise, configs.num_ctas
         self.tables = PrefixSums(len(self.levels))
         self.base_time = np.stack(
             [work.alone_us * rates.clock_time(self.coef, work.kernel_class, f) for f in self.clocks]
@@ -258,6 +258,17 @@ class _Evaluation:
             self.resident[chosen, j] += left
         return carry
 
+    def _spreads(self) -> tuple[F64, F64]:
+        """Standard deviations of bandwidth and communication energy by what carries each setting, float[n] each."""
+        bandwidth, energy = np.zeros(self.n), np.zeros(self.n)
+        copied, of = np.unique(self.num_ctas == 0, axis=0, return_inverse=True)
+        for number, engine in enumerate(copied):
+            kinds = [CollectiveKind(kind) for kind in self.work.kind[~engine]]
+            spread = uncertainty(self.cost, kinds, copies=bool(engine.any()))
+            here = of.reshape(-1) == number
+            bandwidth[here], energy[here] = spread.bandwidth, spread.communication
+        return bandwidth, energy
+
     def _costs(self, carry: F64) -> SpanCosts:
         coef, work = self.coef, self.work
         time, exposed, resident = self.time, self.exposed, self.resident
@@ -275,13 +286,12 @@ class _Evaluation:
         energy = compute[self.clock] + communication
         free = self.base_time.sum(axis=1)[self.clock]
         contention = np.maximum(time - exposed - free, 0.0)
-        spread = uncertainty(self.cost, (CollectiveKind(kind) for kind in work.kind))
+        bandwidth, carried = self._spreads()
+        known = uncertainty(self.cost, ())
         time_sd = np.sqrt(
-            (spread.time * time) ** 2
-            + (spread.bandwidth * exposed) ** 2
-            + (spread.contention * contention) ** 2
+            (known.time * time) ** 2 + (bandwidth * exposed) ** 2 + (known.contention * contention) ** 2
         )
-        energy_sd = np.sqrt((spread.energy * energy) ** 2 + (spread.communication * communication) ** 2)
+        energy_sd = np.sqrt((known.energy * energy) ** 2 + (carried * communication) ** 2)
         return SpanCosts(
             time_us=time,
             energy_j=energy,

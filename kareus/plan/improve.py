@@ -70,6 +70,7 @@ def improve(
     score: Callable[[Schedule, Simulation], Score],
     *,
     unlaunched: Collection[CollectiveKey] = (),
+    allowed: Callable[[tuple[int, ...]], bool] | None = None,
     max_evaluations: int = MOST_EVALUATIONS,
     num_finalists: int = 3,
 ) -> Improved:
@@ -78,6 +79,7 @@ def improve(
     Args:
         step: the problem. choices: option of each span; clocks stay as they are.
         schedule: the plan lowered. score: judges a schedule and its simulated step.
+        allowed: whether a neighbour (its setting of each span) may be considered, None for all.
         unlaunched: collectives that start as recorded whatever their setting says, see `repair`.
         max_evaluations: steps simulated at most; fewer for steps of many ops.
         num_finalists: plans kept for measuring beside the chosen one.
@@ -119,6 +121,8 @@ def improve(
         for at in _neighbours(step, best.rows):
             if len(seen) >= most:
                 break
+            if allowed is not None and not allowed(at):
+                continue
             found = look(at)
             if found is not None and found.score < best.score:
                 best, moves, moving = found, moves + 1, True

@@ -111,7 +111,11 @@ def _launch_point(member: SpanCollective, position: int) -> LaunchPoint | None:
 
 
 def _clock_regions(step: StepProblem, choices: tuple[int, ...]) -> tuple[ClockRegion, ...]:
-    """Runs of spans at one clock, named by the first unit of each run; none where clocks are not chosen."""
+    """Runs of spans at one clock, named by the first unit of each run; none where clocks are not chosen.
+
+    The optimizer begins after the root's backward. What lies in no phase has no hook to begin a region at and
+    keeps the clock of what came before.
+    """
     if step.problem.uniform_clock:
         return ()
     clocks = [
@@ -123,13 +127,16 @@ def _clock_regions(step: StepProblem, choices: tuple[int, ...]) -> tuple[ClockRe
     regions = []
     previous = clocks[-1]  # the step repeats: what the last step ended with
     for span, clock in zip(step.spans, clocks, strict=True):
+        if span.phase == Phase.OTHER:
+            continue
         if clock != previous:
             phase: Literal["forward", "backward"] = "forward" if span.phase == Phase.FORWARD else "backward"
             side: Literal["before", "after"] = (
                 "before" if span.phase in (Phase.FORWARD, Phase.BACKWARD) else "after"
             )
+            unit = span.unit if side == "before" else ""
             regions.append(
-                ClockRegion(start=LaunchPoint(module=span.unit, phase=phase, side=side), sm_clock_mhz=clock)
+                ClockRegion(start=LaunchPoint(module=unit, phase=phase, side=side), sm_clock_mhz=clock)
             )
         previous = clock
     return tuple(regions)

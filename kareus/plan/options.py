@@ -10,17 +10,18 @@ more energy. Stock and fully serialised always stay.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kareus.model.cost import CostModel
+from kareus.model.cost import Z90, CostModel
 from kareus.model.span_cost import evaluate
 from kareus.model.span_work import SpanConfigs, SpanCosts, SpanWork
 from kareus.plan.knobs import Knobs
 from kareus.schedule import COPY_SLOTS
-from kareus.trace.types import CollectiveKind, CollectiveOp, Span
+from kareus.trace.types import F64, CollectiveKind, CollectiveOp, Span
 from solver.problem import Option, SpanKind
 
 FULL_PRODUCT_COLLECTIVES = 3
@@ -60,6 +61,8 @@ class OptionTable:
         ladders: communicator family of each collective, see `ladder_key`.
         stock_row, serial_row: settings that are stock, and stock serialised.
         priced: (setting, clock) pairs priced, a count for reports.
+        worst_time_us, worst_energy_j: upper ends of the 90 % intervals of every setting at every clock, dynamic
+            energy only, float[levels, settings]; empty unless asked for.
     """
 
     kind: SpanKind
@@ -69,6 +72,8 @@ class OptionTable:
     stock_row: int
     serial_row: int
     priced: int
+    worst_time_us: F64
+    worst_energy_j: F64
 
     def rungs(self, row: int) -> frozenset[tuple[str, int]]:
         """(ladder, budget) of each communicator a setting needs beyond stock's."""
@@ -161,6 +166,8 @@ def option_table(
     clocks_mhz: tuple[int, ...],
     *,
     limited_memory: bool = False,
+    stock_sd_us: Sequence[float | None] = (),
+    robust: bool = False,
 ) -> OptionTable:
     """Enumerate and price a span kind at every clock level, and keep what can be optimal.
 
@@ -169,6 +176,11 @@ def option_table(
     that is worth keeping at one level is kept at all of them: which level the GPU will run follows from what
     the same settings draw at the next one. Where memory is limited, a setting is dominated only by those
     that need the same communicators and buffers.
+
+    `stock_sd_us` is the spread of the recorded span for each clock level. Where it is known the worst case of
+    the setting as recorded is taken from it: that setting was seen, whatever is unsure about the model.
+    `robust` judges settings by their worst cases: one that is a little slower but better known is kept. The
+    worst cases of all settings then stay in the table.
     """
     settings = enumerate_settings(span, collectives, cost, knobs)
     stock = settings.num_ctas[0], settings.position[0]
@@ -179,10 +191,13 @@ def option_table(
     options: list[Option] = []
     rows: list[int] = []
     priced = _price(work, pause_us, settings, cost, clocks_mhz)
+    for costs, sd_us in zip(priced, stock_sd_us, strict=False):
+        if sd_us is not None:
+            costs.time_hi_us[0] = costs.time_us[0] + Z90 * sd_us
     buffers = _buffer_bytes(settings, tuple(collectives[m.row] for m in span.collectives))
     needs = _needs(settings, buffers) if limited_memory else np.zeros(len(settings), np.int64)
     always = (0, 1) if len(settings) > 1 else (0,)
-    kept = [_non_dominated(costs, changes, needs, always=always) for costs in priced]
+    kept = [_non_dominated(costs, changes, needs, always=always, robust=robust) for costs in priced]
     if knobs.clocks == "off":
         kept = [sorted(set().union(*kept))] * len(priced)
     for level, costs in enumerate(priced):
@@ -197,6 +212,8 @@ def option_table(
         stock_row=0,
         serial_row=min(1, len(settings) - 1),
         priced=len(settings) * len(clocks_mhz),
+        worst_time_us=np.array([costs.time_hi_us for costs in priced if robust], np.float64),
+        worst_energy_j=np.array([costs.energy_hi_j for costs in priced if robust], np.float64),
     )
 
 
@@ -257,10 +274,16 @@ def _needs(settings: Settings, buffers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _non_dominated(
-    costs: SpanCosts, changes: NDArray[np.int64], needs: NDArray[np.int64], always: tuple[int, ...]
+    costs: SpanCosts,
+    changes: NDArray[np.int64],
+    needs: NDArray[np.int64],
+    *,
+    always: tuple[int, ...],
+    robust: bool,
 ) -> list[int]:
     """Rows that none of equal needs beats in time and energy, fewest changes first, stock ahead of all."""
-    time, energy = np.ceil(costs.time_us), np.ceil(costs.energy_j * 1000)
+    time = np.ceil(costs.time_hi_us if robust else costs.time_us)
+    energy = np.ceil((costs.energy_hi_j if robust else costs.energy_j) * 1000)
     order = np.lexsort((changes, energy, time))
     kept: list[int] = []
     best: dict[int, float] = {}

@@ -30,14 +30,13 @@ from kareus.plan.policies.choose import Point as Choice
 from kareus.plan.policies.rules import Rule
 from kareus.plan.problem import StepProblem, build_problem, whole, with_limits
 from kareus.plan.repair import without_circles
+from kareus.plan.worst import worst_case_kept, worst_of
 from kareus.schedule import CollectiveKey, Effect, Proof, Schedule
 from kareus.trace.identity import fingerprint
 from kareus.trace.manifest import Gradient
 from kareus.trace.types import StepGraph
 from solver import Frontier, Objective, Solution, Status, frontier, solve
 from solver.check import judge
-from solver.governor import settled
-from solver.tables import worst_case
 
 Progress = Callable[..., Any]
 
@@ -111,6 +110,7 @@ def make_plan(
     frontier_points: int = 0,
     time_limit_s: float = 10.0,
     robust: bool = False,
+    step_spread: float | None = None,
     conditions: dict[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Plan:
@@ -122,6 +122,7 @@ def make_plan(
         gradients: of a DDP model in registration order, from the manifest; without them buckets stay as they are.
         frontier_points: also trace the time-energy frontier with about this many points.
         time_limit_s: for the solver. robust: choose by the 90 % worst case.
+        step_spread: relative standard deviation of recorded steps, for the worst case of what was recorded.
         conditions: versions and hardware, written into the schedule.
         progress: called by the solver with best, bound, gap and elapsed time.
 
@@ -133,7 +134,7 @@ def make_plan(
     fingerprint(graph)  # refuses, before anything is solved, what no schedule could name
     planning = partial(
         _plan_step, cost=cost, knobs=knobs, goal=goal, frontier_points=frontier_points, time_limit_s=time_limit_s,
-        robust=robust, conditions=conditions, progress=progress,
+        robust=robust, step_spread=step_spread, conditions=conditions, progress=progress,
     )  # fmt: skip
     plan = planning(graph)
     found = best_buckets(graph, gradients, cost) if knobs.ddp_buckets else None
@@ -183,11 +184,14 @@ def _plan_step(
     frontier_points: int,
     time_limit_s: float,
     robust: bool,
+    step_spread: float | None,
     conditions: dict[str, str] | None,
     progress: Progress | None,
 ) -> Plan:
     """Plan a step with the collectives it has; see `make_plan`."""
-    step = build_problem(graph, cost, knobs, memory_bytes=goal.memory_bytes)
+    step = build_problem(
+        graph, cost, knobs, memory_bytes=goal.memory_bytes, robust=robust, step_spread=step_spread
+    )
     stock = _point(step, step.stock_choices)
     serial = _point(step, step.serial_choices)
     base = _point(step, step.stock_choices, worst=robust)
@@ -224,7 +228,8 @@ def _plan_step(
     def score(found: Schedule, played: Simulation) -> Score:
         return _score(goal, objective, stock_simulation, played, memory_of(found, played))
 
-    improved = improve(step, solution.choices, schedule, score, unlaunched=dropped)
+    allowed = worst_case_kept(step, solution.choices, WITHIN_NOISE) if robust else None
+    improved = improve(step, solution.choices, schedule, score, unlaunched=dropped, allowed=allowed)
     schedule, simulation = _with_gain(improved), improved.simulation
     memory = memory_of(schedule, simulation)
     kept_stock = _why_stock(goal, stock_simulation, simulation, memory)
@@ -291,11 +296,7 @@ def _with_gain(improved: Improved) -> Schedule:
 
 
 def _point(step: StepProblem, choices: tuple[int, ...], *, worst: bool = False) -> Point:
-    problem = step.problem
-    if worst:  # drawing more, the step runs at a lower clock
-        problem = worst_case(problem)
-        choices = settled(problem, choices)
-    judged = judge(replace(problem, governed=False), choices)
+    judged = worst_of(step, choices) if worst else judge(replace(step.problem, governed=False), choices)
     return Point(time_us=judged.time_us, energy_j=judged.energy_mj / 1000)
 
 

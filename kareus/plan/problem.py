@@ -20,6 +20,7 @@ from kareus.model.span_cost import evaluate
 from kareus.model.span_work import SpanConfigs, SpanWork, span_work
 from kareus.plan.knobs import Knobs
 from kareus.plan.options import OptionTable, Settings, enumerate_settings, option_table
+from kareus.plan.recorded import recorded_spreads_us
 from kareus.trace.spans import find_spans
 from kareus.trace.types import Span, StepGraph
 from solver.problem import Limits, Problem
@@ -53,13 +54,21 @@ class StepProblem:
 
 
 def build_problem(
-    graph: StepGraph, cost: CostModel, knobs: Knobs, *, memory_bytes: int | None = None
+    graph: StepGraph,
+    cost: CostModel,
+    knobs: Knobs,
+    *,
+    memory_bytes: int | None = None,
+    robust: bool = False,
+    step_spread: float | None = None,
 ) -> StepProblem:
     """Build the problem of one step; `with_limits` adds limits of time and energy.
 
     Args:
         graph: the step. cost: prices it. knobs: what may be turned.
         memory_bytes: for communicators and buffers beyond stock's on each GPU, None without a limit.
+        robust: settings are kept by their worst cases.
+        step_spread: relative standard deviation of recorded steps, None where it is not known.
 
     Raises:
         InputError: the step has no compute on which anything could be planned.
@@ -75,6 +84,10 @@ def build_problem(
     pauses = [float(np.mean([_pauses_us(graph, spans[i]) for i in group])) for group in members]
     firsts = [spans[group[0]] for group in members]
     stock_clock, clocks = _clock_levels(graph, firsts, works, pauses, chain, cost, knobs)
+    level = min(range(len(clocks)), key=lambda i: abs(clocks[i] - stock_clock))
+    # Where the clock is the GPU's own it is no setting, so every level has stock's settings as recorded.
+    as_recorded = [knobs.clocks == "off" or i == level for i in range(len(clocks))]
+    spreads = recorded_spreads_us(graph, spans, members, step_spread)
     tables = tuple(
         option_table(
             name,
@@ -86,10 +99,11 @@ def build_problem(
             knobs,
             clocks,
             limited_memory=memory_bytes is not None,
+            robust=robust,
+            stock_sd_us=[spread if recorded else None for recorded in as_recorded],
         )
-        for name, span, work, pause in zip(names, firsts, works, pauses, strict=True)
+        for name, span, work, pause, spread in zip(names, firsts, works, pauses, spreads, strict=True)
     )
-    level = min(range(len(clocks)), key=lambda i: abs(clocks[i] - stock_clock))
     tables = tuple(_with_stock_at(table, level) for table in tables)
     problem = Problem(
         clocks_mhz=clocks,
