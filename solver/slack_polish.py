@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from solver.slack_exchange import exchange_pairs
+from solver.slack_exchange import exchange_steps
 from solver.slack_search import SearchSpace, search_plans
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def _searched(frontier: SlackFrontier, space: SearchSpace, work: float, seed: in
         return frontier
     deadline = frontier.answered_until_us()[worst]
     found = search_plans(space, deadline, frontier.choices[worst].T, work=work, seed=seed)
-    found = exchange_pairs(space, found, deadline, rounds=_EXCHANGE_ROUNDS)
+    found = exchange_steps(space, found, deadline, rounds=_EXCHANGE_ROUNDS)
     return frontier.with_plans((space.makespan(found), space.energy(found), found.T))
 
 

@@ -15,12 +15,12 @@ import itertools
 
 import numpy as np
 
-from solver.slack_exchange import exchange_pairs
+from solver.slack_exchange import exchange_steps
 from solver.slack_round import Choices, Floats, Ints, convex_hull
 from solver.slack_search import SearchSpace
 
 _CORNER_ROUNDS = 6
-_SWEEP_ROUNDS = 2
+_SWEEP_ROUNDS = 4
 
 
 def corner_plans(space: SearchSpace, duration_us: Floats, start_us: Floats) -> Choices:
@@ -29,7 +29,7 @@ def corner_plans(space: SearchSpace, duration_us: Floats, start_us: Floats) -> C
     for v, kind in enumerate(space.table_of):
         choices[v] = np.searchsorted(space.times[kind], duration_us[v] + 1e-3, side="right") - 1
     end_us: Floats = (start_us + duration_us).max(axis=0)
-    return exchange_pairs(space, choices, end_us, rounds=_CORNER_ROUNDS, start_us=start_us)
+    return exchange_steps(space, choices, end_us, rounds=_CORNER_ROUNDS, start_us=start_us, jointly=False)
 
 
 def swept_plans(space: SearchSpace, corners: Choices, points: int) -> Choices:
@@ -56,7 +56,7 @@ def swept_plans(space: SearchSpace, corners: Choices, points: int) -> Choices:
             np.where(early, fast[:, None], slow[:, None]),
         ]
     choices = np.concatenate(plans, axis=1)
-    return exchange_pairs(space, choices, space.makespan(choices), rounds=_SWEEP_ROUNDS)
+    return exchange_steps(space, choices, space.makespan(choices), rounds=_SWEEP_ROUNDS)
 
 
 def _hull(makespan: Floats, energy: Floats) -> Ints:
