@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import time
 from dataclasses import replace
 
+from solver.check import judge
 from solver.engine import Progress
 from solver.errors import ProblemError, SolverError
-from solver.frontier import frontier
-from solver.io import frontier_to_json, read_problem, write_frontier
+from solver.frontier import frontier, stock_of
+from solver.io import frontier_to_json, read_frontier, read_problem, write_frontier
 from solver.point import solve
 from solver.problem import Problem
 from solver.solution import Frontier, Objective, Solution, Status
@@ -21,6 +23,7 @@ EXIT_INFEASIBLE, EXIT_NOTHING, EXIT_INTERRUPTED = 4, 5, 130
 _EXAMPLE = """example:
   python -m solver problem.json -o frontier.json --points 20
   python -m solver problem.json --objective energy --max-time-us 1500000
+  python -m solver problem.json --judge frontier.json
 
 exit codes: 0 ok, 1 bug, 2 usage, 3 bad input file, 4 infeasible, 5 no plan in time, 130 interrupted
 (what was found until then is still written)"""
@@ -40,11 +43,18 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--objective", choices=[o.value for o in Objective], help="solve one point instead of the frontier"
     )
+    p.add_argument(
+        "--judge",
+        metavar="FRONTIER",
+        help="solve nothing: judge the plans of a frontier file, without OR-Tools",
+    )
     p.add_argument("--max-time-us", type=_positive, help="time limit of the step, in place of the file's")
     p.add_argument("--max-energy-mj", type=_positive, help="energy limit, in place of the file's")
-    p.add_argument("--time-limit", type=float, default=40.0, metavar="S", help="seconds in all (default 40)")
-    p.add_argument("--deterministic-time", type=float, help="limit on OR-Tools' machine-independent clock")
-    p.add_argument("--gap", type=float, default=9e-4, help="relative gap to stop at, 0 for the optimum")
+    p.add_argument(
+        "--time-limit", type=_seconds, default=40.0, metavar="S", help="seconds in all (default 40)"
+    )
+    p.add_argument("--deterministic-time", type=_seconds, help="limit on OR-Tools' machine-independent clock")
+    p.add_argument("--gap", type=_share, default=9e-4, help="relative gap to stop at, 0 for the optimum")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--robust", action="store_true", help="optimise the 90 %% worst case of the options")
     p.add_argument("-q", "--quiet", action="store_true", help="no progress on standard error")
@@ -56,6 +66,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parser().parse_args(argv)
     try:
         problem = _limited(read_problem(args.problem), args)
+        if args.judge:
+            return _judge(problem, read_frontier(args.judge))
         curve = _run(problem, args)
         if args.output:
             write_frontier(args.output, curve)
@@ -85,6 +97,38 @@ def _positive(text: str) -> int:
     return value
 
 
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a positive number of seconds, found {text}")
+    return value
+
+
+def _share(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"expected a share from 0 to below 1, found {text}")
+    return value
+
+
+def _judge(problem: Problem, curve: Frontier) -> int:
+    """Judge every plan of a frontier file against the problem; one line each."""
+    wrong = False
+    for number, point in enumerate(curve.points):
+        judged = judge(problem, point.choices)
+        found = list(judged.violations)
+        for name in ("time_us", "energy_mj", "switches", "changes"):
+            told, real = getattr(point, name), getattr(judged, name)
+            if told != real:
+                found.append(f"{name} is {real}, the file says {told}")
+        wrong = wrong or bool(found)
+        print(
+            f"points[{number}]: {judged.time_us} us, {judged.energy_mj} mJ, {judged.memory_bytes} bytes, "
+            f"{judged.switches} switches: {'; '.join(found) or 'valid'}"
+        )
+    return EXIT_INPUT if wrong else EXIT_OK
+
+
 def _limited(problem: Problem, args: argparse.Namespace) -> Problem:
     limits = problem.limits
     if args.max_time_us is not None:
@@ -107,14 +151,17 @@ def _run(problem: Problem, args: argparse.Namespace) -> Frontier:
     try:
         if args.objective is None:
             return frontier(problem, points=args.points, **settings)
-        return _alone(solve(problem, Objective(args.objective), **settings))
+        return _alone(problem, solve(problem, Objective(args.objective), **settings))
     finally:
         if show is not None:
             show.close()
 
 
-def _alone(solution: Solution) -> Frontier:
+def _alone(problem: Problem, solution: Solution) -> Frontier:
+    stock_time_us, stock_energy_mj = stock_of(problem)
     return Frontier(
+        stock_time_us=stock_time_us,
+        stock_energy_mj=stock_energy_mj,
         points=(solution,) if solution.choices else (),
         reason=solution.reason
         or ("" if solution.status is not Status.UNKNOWN else "no plan was found; that proves nothing"),

@@ -35,12 +35,20 @@ class Judged:
     violations: tuple[str, ...]
 
 
+LARGEST = 10**15  # of any number: every sum the methods make of them then fits 64 bits or is refused by them
+LARGEST_STEP = 10**12  # us (eleven days) and mJ (a gigajoule) of a whole step
+
+
 def require_valid(problem: Problem) -> None:
     """Raise ProblemError for a problem that makes no sense, naming the place in JSON-path form."""
 
     def check(good: bool, path: str, expected: str, found: object) -> None:
         if not good:
             raise ProblemError(f"{path}: expected {expected}, found {found!r}")
+
+    def check_size(value: int, path: str) -> None:
+        check(value >= 0, path, "a number that is not negative", value)
+        check(value <= LARGEST, path, f"at most {LARGEST:.0e}", value)
 
     clocks = problem.clocks_mhz
     check(len(clocks) > 0, "clocks_mhz", "at least one clock level", clocks)
@@ -55,7 +63,10 @@ def require_valid(problem: Problem) -> None:
         "max_rungs",
         "rung_memory_bytes",
     ):
-        check(getattr(problem, name) >= 0, name, "a number that is not negative", getattr(problem, name))
+        check_size(getattr(problem, name), name)
+    for name in ("time_us", "energy_mj", "average_power_mw", "memory_bytes"):
+        if getattr(problem.limits, name) is not None:
+            check_size(getattr(problem.limits, name), f"limits.{name}")
     for i, k in enumerate(problem.chain):
         check(0 <= k < len(problem.kinds), f"chain[{i}]", f"an index below {len(problem.kinds)}", k)
     for k, kind in enumerate(problem.kinds):
@@ -73,8 +84,9 @@ def require_valid(problem: Problem) -> None:
                 "worst_energy_mj",
                 "carry_us",
             ):
-                value = getattr(option, name)
-                check(value >= 0, f"{where}.{name}", "a number that is not negative", value)
+                check_size(getattr(option, name), f"{where}.{name}")
+    for name, most in zip(("us", "mJ"), _most(problem), strict=True):
+        check(most <= LARGEST_STEP, "chain", f"a step of at most {LARGEST_STEP:.0e} {name} in all", most)
     if problem.governed:
         check(
             problem.limits.average_power_mw is not None,
@@ -82,6 +94,15 @@ def require_valid(problem: Problem) -> None:
             "the power the governor holds, since governed is true",
             None,
         )
+
+
+def _most(problem: Problem) -> tuple[int, int]:
+    """Time (us) and energy (mJ) that no plan of a problem can exceed."""
+    slowest = [max(max(o.time_us, o.worst_time_us) + o.carry_us for o in k.options) for k in problem.kinds]
+    dearest = [max(max(o.energy_mj, o.worst_energy_mj) for o in k.options) for k in problem.kinds]
+    time_us = sum(slowest[k] + problem.switch_time_us for k in problem.chain)
+    energy_mj = sum(dearest[k] + problem.switch_energy_mj for k in problem.chain)
+    return time_us, energy_mj + static_energy_mj(problem.static_power_mw, time_us)
 
 
 def judge(problem: Problem, choices: Sequence[int]) -> Judged:

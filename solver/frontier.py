@@ -54,7 +54,7 @@ def frontier(
     def value(s: Solution) -> tuple[int, int]:
         return (s.worst_time_us, s.worst_energy_mj) if robust else (s.time_us, s.energy_mj)
 
-    stock = _stock(problem)
+    stock = stock_of(problem)
     cheapest = engine.solve(Objective.ENERGY, limits, time_limit_s=share(points + 1), progress=progress)
     if not cheapest.choices:
         reason = explain(problem, settings) if cheapest.status is Status.INFEASIBLE else cheapest.reason
@@ -93,7 +93,8 @@ def frontier(
     return _marked(found, value, stock, interrupted, time.monotonic() - began)
 
 
-def _stock(problem: Problem) -> tuple[int, int]:
+def stock_of(problem: Problem) -> tuple[int, int]:
+    """Return time (us) and energy (mJ) of the all-stock plan, whatever the limits."""
     free = replace(problem, limits=Limits(), governed=False)
     judged = judge(free, [problem.kinds[k].stock for k in problem.chain])
     return judged.time_us, judged.energy_mj

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 import msgspec
 
@@ -19,6 +20,7 @@ from solver.errors import ProblemError
 from solver.problem import Problem
 from solver.solution import Frontier
 
+T = TypeVar("T")
 PROBLEM_SCHEMA = "kareus.problem/1"
 FRONTIER_SCHEMA = "kareus.frontier/1"
 
@@ -60,12 +62,25 @@ def read_problem(path: str | os.PathLike[str]) -> Problem:
     Raises:
         ProblemError: the file cannot be read or used; the message names it.
     """
+    return _read(path, problem_from_json)
+
+
+def read_frontier(path: str | os.PathLike[str]) -> Frontier:
+    """Read a frontier file.
+
+    Raises:
+        ProblemError: the file cannot be read or used; the message names it.
+    """
+    return _read(path, frontier_from_json)
+
+
+def _read(path: str | os.PathLike[str], decode: Callable[[bytes], T]) -> T:
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise ProblemError(f"{path}: cannot be read ({error.strerror}); give a readable file") from error
     try:
-        return problem_from_json(data)
+        return decode(data)
     except ProblemError as error:
         raise ProblemError(f"{path}: {error}") from error
 
@@ -98,13 +113,18 @@ def _decode(data: bytes, target: type[Any], schema: str) -> Any:
         raise ProblemError(f"$: expected JSON, found {error}") from error
     if not isinstance(raw, dict):
         raise ProblemError(f"$: expected an object with schema {schema!r}, found {type(raw).__name__}")
-    if raw.pop("schema", None) != schema:
-        raise ProblemError(f"$.schema: expected {schema!r}; convert the file or use a matching version")
+    found = raw.pop("schema", None)
+    if found != schema:
+        raise ProblemError(
+            f"$.schema: expected {schema!r}, found {found!r}; convert the file or use a matching version"
+        )
     _reject_unknown(raw, target, "$")
     try:
         return msgspec.convert(raw, type=target)
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at ")
+        if "`float`" in message:
+            message += "; times are whole microseconds and energies whole millijoules, rounded up"
         raise ProblemError(f"{path.strip('`') or '$'}: {message}") from error
 
 

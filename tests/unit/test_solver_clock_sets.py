@@ -111,11 +111,11 @@ def test_many_clocks_in_one_set_give_a_weaker_but_true_bound(monkeypatch: pytest
 
 
 def test_sums_beyond_64_bits_are_left_to_the_other_methods() -> None:
-    option = Option(label="o", clock=0, time_us=10**12, energy_mj=10**9)
-    other = Option(label="p", clock=0, time_us=10**12 + 1, energy_mj=1)
-    problem = Problem(
-        clocks_mhz=(1000,), kinds=(SpanKind(name="k", options=(option, other)),), chain=(0,) * 9
+    options = (
+        Option(label="o", clock=0, time_us=10**11, energy_mj=10**11),
+        Option(label="p", clock=0, time_us=10**11 + 1, energy_mj=1),  # a microsecond for a hundred megajoules
     )
+    problem = Problem(clocks_mhz=(1000,), kinds=(SpanKind(name="k", options=options),), chain=(0,) * 9)
     assert Engine(problem, ALONE).sets is None
 
 

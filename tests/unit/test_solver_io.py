@@ -84,3 +84,62 @@ def test_command_exit_codes(tmp_path: Path) -> None:
     infeasible = run("p.json", "--objective", "energy", "--max-time-us", "1", "-q", cwd=tmp_path)
     assert infeasible.returncode == 4, infeasible.stderr
     assert "is needed, the limit is 1 us" in infeasible.stderr
+
+
+HUGE = [
+    (lambda d: d["kinds"][0]["options"][0].update(time_us=10**24), r"options\[0\]\.time_us: expected at most 1e\+15"),
+    (lambda d: d.update(static_power_mw=10**16), "static_power_mw: expected at most"),
+    (lambda d: d["kinds"][0]["options"][0].update(time_us=10**13), r"chain: expected a step of at most 1e\+12 us"),
+    (lambda d: d["limits"].update(time_us=-5), "limits.time_us: expected a number that is not negative, found -5"),
+    (lambda d: d["kinds"][0]["options"][0].update(time_us=1.5), r"time_us: Expected `int`.*rounded up"),
+    (lambda d: d.pop("schema"), "found None; convert"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "message"), HUGE)
+def test_numbers_without_sense_are_named(damage, message: str) -> None:
+    broken = document()
+    broken["chain"] = [0, 0, 0]
+    damage(broken)
+    with pytest.raises(ProblemError, match=message):
+        problem_from_json(json.dumps(broken).encode())
+
+
+def test_the_example_of_the_readme_runs_and_its_frontier_is_judged(tmp_path: Path) -> None:
+    pytest.importorskip("ortools")
+    readme = (Path(__file__).resolve().parents[2] / "solver/README.md").read_text()
+    (tmp_path / "problem.json").write_text(readme.partition("```json\n")[2].partition("```")[0])
+    done = run("problem.json", "-o", "frontier.json", "-q", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    judged = run("problem.json", "--judge", "frontier.json", cwd=tmp_path)
+    assert judged.returncode == 0
+    assert all(line.endswith("valid") for line in judged.stdout.splitlines())
+    frontier = json.loads((tmp_path / "frontier.json").read_text())
+    assert len(judged.stdout.splitlines()) == len(frontier["points"]) > 1
+    frontier["points"][0]["energy_mj"] -= 1
+    frontier["points"][1]["choices"] = [0] * 6
+    (tmp_path / "frontier.json").write_text(json.dumps(frontier))
+    judged = run("problem.json", "--judge", "frontier.json", cwd=tmp_path)
+    assert judged.returncode == 3
+    first, second, *_ = judged.stdout.splitlines()
+    assert "the file says" in first
+    assert "exceeds the limit of 7000 us" in second
+
+
+@pytest.mark.parametrize(
+    "words", [("--gap", "1"), ("--gap", "nan"), ("--time-limit", "0"), ("--points", "0")]
+)
+def test_options_without_sense_are_usage_errors(words: tuple[str, str], tmp_path: Path) -> None:
+    done = run("problem.json", *words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert words[0] in done.stderr
+
+
+def test_one_point_names_stock_too(tmp_path: Path) -> None:
+    pytest.importorskip("ortools")
+    (tmp_path / "problem.json").write_bytes(problem_to_json(tiny_problem(3)))
+    both = [
+        json.loads(run("problem.json", "-q", *words, cwd=tmp_path).stdout)
+        for words in ((), ("--objective", "time"))
+    ]
+    assert both[0]["stock_time_us"] == both[1]["stock_time_us"] > 0
