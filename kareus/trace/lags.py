@@ -2,7 +2,8 @@
 
 An op may start once the CPU has launched it and its predecessors have ended; a small lag later it does. Or
 it is held: kernels that fill the GPU keep its SMs to themselves, and what becomes ready on another stream
-meanwhile starts as they drain. Both are read off one step here, for `kareus.trace.replay` to use on another.
+meanwhile starts as they let go (`kareus.trace.holds`). Both are read off one step here, for `kareus.trace.replay`
+to use on another. Who lets go when is a fact of the kernels, so all ranks of the step tell it together.
 """
 
 from __future__ import annotations
@@ -13,10 +14,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kareus.trace.types import I64, EdgeKind, OpKind, Provenance, StepGraph
+from kareus.trace.holds import (
+    PROMPT_NS,
+    Crowd,
+    FirstBlocks,
+    Key,
+    Late,
+    Place,
+    Release,
+    Seen,
+    holder_of,
+    release_keys,
+)
+from kareus.trace.types import I64, EdgeKind, Provenance, StepGraph
 
-Place = tuple[int, ...]
-PROMPT_NS = 8_000  # a start this soon after all predecessors waited for nothing else
 CPU, STREAM, EVENT = 0, 1 + int(EdgeKind.STREAM), 1 + int(EdgeKind.EVENT)  # what an op waited for last
 
 
@@ -29,15 +40,15 @@ class Lags:
             name, grid, unit, phase, ordinal, cause); the cause is CPU, STREAM or EVENT.
         by_kind: its median per (stream, kernel class, cause), for ops that were held or waited for
             something else in the step learnt on.
-        release: start of a held op minus the end of its holder, per key of `release_keys`, finest known.
-            Keys of pairs that usually run side by side are there with None.
+        release: when a held op starts, per key of `release_keys`, finest known. Keys of pairs that usually run
+            side by side are there with None.
         by_itself: duration of ops beside the compute stream that did not share SMs when they started, per
             place and median per (name, grid). A kernel that starts while another drains takes longer.
     """
 
     by_place: dict[Place, int]
     by_kind: dict[Place, int]
-    release: dict[Place, int | None]
+    release: dict[Key, Release | None]
     by_itself: dict[Place, int]
 
     def lag(self, place: Place, kind: Place) -> int:
@@ -49,8 +60,8 @@ class Lags:
         """Return how long an op lasts that shares its SMs with nobody when it starts."""
         return min(recorded, self.by_itself.get(place, self.by_itself.get(place[1:3], recorded)))
 
-    def release_of(self, keys: tuple[Place, ...]) -> tuple[int | None, bool]:
-        """Return when a held op starts relative to its holder's end, and whether this very op was seen held.
+    def release_of(self, keys: tuple[Key, ...]) -> tuple[Release | None, bool]:
+        """Return when a held op starts, and whether this very op was seen held.
 
         None where the pair shares the GPU.
         """
@@ -60,7 +71,7 @@ class Lags:
         return None, False
 
 
-def _by_itself(graph: StepGraph, place_of: list[Place], crowd: _Crowd) -> dict[Place, int]:
+def _by_itself(graph: StepGraph, place_of: list[Place], crowd: Crowd) -> dict[Place, int]:
     ops = graph.ops
     samples: dict[Place, list[int]] = defaultdict(list)
     for op in np.flatnonzero(crowd.fills & (ops.stream != graph.compute_stream)).tolist():
@@ -72,99 +83,97 @@ def _by_itself(graph: StepGraph, place_of: list[Place], crowd: _Crowd) -> dict[P
 
 
 def learn(graph: StepGraph) -> Lags:
-    """Read the lags off one recorded step."""
-    ops = graph.ops
-    ready, cause = _recorded_ready(graph)
-    place_of = places(graph)
-    crowd = _Crowd(graph, fills_sms(graph))
-    seen = _Seen()
-    waited: list[tuple[int, int]] = []  # held ops and the least time they would have taken by themselves
-    gaps: dict[Place, list[int]] = defaultdict(list)
-    by_place: dict[Place, int] = {}
-    for op, place in enumerate(place_of):
-        start, gap = int(ops.start_ns[op]), int(ops.start_ns[op] - ready[op])
-        others = crowd.between(op, int(ready[op]), start)
-        holder = min(others, key=lambda one: abs(start - int(ops.end_ns[one])), default=-1)
-        is_held = gap > PROMPT_NS and holder >= 0 and abs(start - int(ops.end_ns[holder])) < gap
-        least = int(ops.start_ns[holder] - ready[op]) + 1 if is_held else 0
-        for one in others:
-            keys = release_keys(graph, op, one, place, crowd.shares(one))
-            after = start - int(ops.end_ns[one])
-            if is_held and one == holder:
-                seen.held(keys, after)
-            elif is_held and after < -PROMPT_NS and ops.start_ns[one] < ops.start_ns[holder]:
-                seen.held(keys[:1], int(ops.start_ns[holder] - ops.end_ns[one]) + 1)  # the holder took over
+    """Read the lags off one recorded step of one rank."""
+    return learn_ranks([graph])[0]
+
+
+def learn_ranks(graphs: Sequence[StepGraph]) -> list[Lags]:
+    """Read the lags off one recorded step of several ranks; releases of kinds of ops come from all of them."""
+    first_blocks = FirstBlocks()
+    steps = [_Step(graph) for graph in graphs]
+    for step in steps:
+        first_blocks.add(step.graph, step.crowd, step.late)
+    first_blocks.settle()
+    everywhere = Seen(first_blocks)
+    own = [Seen(first_blocks) for _ in steps]
+    times = [step.times(first_blocks, seen, everywhere) for step, seen in zip(steps, own, strict=True)]
+    shared = everywhere.releases()
+    return [
+        Lags(
+            by_place=by_place,
+            by_kind=by_kind,
+            release={**shared, **seen.releases()},
+            by_itself=_by_itself(step.graph, step.places, step.crowd),
+        )
+        for step, seen, (by_place, by_kind) in zip(steps, own, times, strict=True)
+    ]
+
+
+class _Step:
+    """One rank's recorded step while lags are read off it."""
+
+    def __init__(self, graph: StepGraph) -> None:
+        self.graph = graph
+        self.crowd = Crowd(graph)
+        self.ready, self.cause = _recorded_ready(graph)
+        self.places = places(graph)
+        self.late = [self.crowd.late(op, int(ready)) for op, ready in enumerate(self.ready)]
+
+    def times(
+        self, first_blocks: FirstBlocks, own: Seen, everywhere: Seen
+    ) -> tuple[dict[Place, int], dict[Place, int]]:
+        """Return lags by place and by kind; note who held whom, this rank's very ops in `own`, kinds `everywhere`."""
+        graph, starts = self.graph, self.graph.ops.start_ns
+        waited: list[tuple[int, int]] = []  # held ops and the least time they would have taken by themselves
+        gaps: dict[Place, list[int]] = defaultdict(list)
+        by_place: dict[Place, int] = {}
+        for op, (place, late) in enumerate(zip(self.places, self.late, strict=True)):
+            holder = min(late.others, key=lambda one: self._distance(one, late, first_blocks), default=-1)
+            is_held = late.gap_ns > PROMPT_NS and holder >= 0
+            is_held = is_held and self._distance(holder, late, first_blocks) < late.gap_ns
+            least = int(starts[holder] - self.ready[op]) + 1 if is_held else 0
+            if self._note(op, holder if is_held else -1, own, everywhere):
                 least = 0
-            elif -PROMPT_NS <= after < 0:
-                seen.held(keys[:1], after)  # in the tail: it may have waited for that
-            elif after < 0:
-                seen.beside(keys, -after)
-        if is_held:
-            waited.append((op, least))
-        else:
-            by_place[*place, int(cause[op])] = gap
-            gaps[kind_of(graph, op, int(cause[op]))].append(gap)
-    by_kind = {kind: int(np.median(values)) for kind, values in gaps.items()}
-    for op, least in waited:  # by itself it would have taken as long as others of its kind
-        usual = min(by_kind.get(kind_of(graph, op, int(cause[op])), 0), int(ops.start_ns[op] - ready[op]))
-        by_place[*place_of[op], int(cause[op])] = max(least, usual)
-    return Lags(
-        by_place=by_place,
-        by_kind=by_kind,
-        release=seen.releases(),
-        by_itself=_by_itself(graph, place_of, crowd),
-    )
+            if is_held:
+                waited.append((op, least))
+            else:
+                by_place[*place, int(self.cause[op])] = late.gap_ns
+                gaps[kind_of(graph, op, int(self.cause[op]))].append(late.gap_ns)
+        by_kind = {kind: int(np.median(values)) for kind, values in gaps.items()}
+        for op, least in waited:  # by itself it would have taken as long as others of its kind
+            cause = int(self.cause[op])
+            usual = min(by_kind.get(kind_of(graph, op, cause), 0), self.late[op].gap_ns)
+            by_place[*self.places[op], cause] = max(least, usual)
+        return by_place, by_kind
 
+    def _distance(self, one: int, late: Late, first_blocks: FirstBlocks) -> int:
+        """How far from the moment at which `one` lets go an op started."""
+        ops = self.graph.ops
+        from_end = abs(late.start_ns - int(ops.end_ns[one]))
+        usual = first_blocks.after_ns.get(holder_of(self.graph, one, self.crowd.shares(one)))
+        return (
+            from_end if usual is None else min(from_end, abs(late.start_ns - int(ops.start_ns[one]) - usual))
+        )
 
-class _Seen:
-    """Samples of who waited for whom, by keys of `release_keys`."""
-
-    def __init__(self) -> None:
-        self._held: dict[Place, list[int]] = defaultdict(list)
-        self._beside: dict[Place, list[int]] = defaultdict(list)
-
-    def held(self, keys: Sequence[Place], after: int) -> None:
-        for key in keys:
-            self._held[key].append(after)
-
-    def beside(self, keys: Sequence[Place], remaining: int) -> None:
-        for key in keys:
-            self._beside[key].append(remaining)
-
-    def releases(self) -> dict[Place, int | None]:
-        """Median release per key; None where more ops started well before their would-be holder drained."""
-        release: dict[Place, int | None] = {}
-        for key in self._held.keys() | self._beside.keys():
-            held = self._held.get(key, [])
-            middle = int(np.median(held)) if held else 0
-            free = sum(1 for remaining in self._beside.get(key, ()) if remaining > PROMPT_NS - middle)
-            if len(held) > free:
-                release[key] = middle
-            elif free:
-                release[key] = None
-        return release
-
-
-def release_keys(
-    graph: StepGraph, op: int, holder: int, place: Place, shares: bool
-) -> tuple[Place, Place, Place]:
-    """Keys of "op held by holder", finest first; `shares`: a collective ran when the holder started.
-
-    A GEMM that starts beside a collective gets fewer SMs than thread blocks, so that its last wave, during
-    which others find room, is long.
-    """
-    ops = graph.ops
-    holding = int(ops.name[holder]), int(ops.grid[holder]), int(shares)
-    return (
-        (*place, *holding),
-        (int(ops.name[op]), int(ops.grid[op]), *holding),
-        (int(ops.kernel_class[op]), int(ops.kernel_class[holder]), int(shares)),
-    )
-
-
-def fills_sms(graph: StepGraph) -> np.ndarray:
-    """Which ops can keep SMs from others: kernels; not copies, memsets and collectives: bool[ops]."""
-    return np.asarray(graph.ops.kind == OpKind.COMPUTE)
+    def _note(self, op: int, holder: int, own: Seen, everywhere: Seen) -> bool:
+        """Note everybody an op met; return whether it was held by more than one after the other."""
+        starts, ends, several = self.graph.ops.start_ns, self.graph.ops.end_ns, False
+        for one in self.late[op].others:
+            very, *kinds = release_keys(self.graph, op, one, self.places[op], self.crowd.shares(one))
+            after = int(starts[op] - ends[one]), int(starts[op] - starts[one])
+            if one == holder:
+                own.held([very], *after)
+                everywhere.held(kinds, *after)
+            elif holder >= 0 and after[0] < -PROMPT_NS and starts[one] < starts[holder]:
+                takes_over = int(starts[holder]) + 1
+                own.held([very], takes_over - int(ends[one]), takes_over - int(starts[one]))
+                several = True
+            elif -PROMPT_NS <= after[0] < 0:
+                own.held([very], *after)  # in the tail: it may have waited for that
+            elif after[0] < 0:
+                own.beside([very], *after)
+                everywhere.beside(kinds, *after)
+        return several
 
 
 def kind_of(graph: StepGraph, op: int, cause: int) -> Place:
@@ -213,31 +222,3 @@ def _recorded_ready(graph: StepGraph) -> tuple[I64, I64]:
             if bound > ready[op]:
                 ready[op], cause[op] = bound, cause_of(graph, source, op)
     return ready, cause
-
-
-class _Crowd:
-    """Who else was on the GPU in the recording."""
-
-    def __init__(self, graph: StepGraph, fills: np.ndarray) -> None:
-        self.ops = graph.ops
-        self.fills = fills
-        self.rows = np.flatnonzero(fills)
-        self.starts = self.ops.start_ns[self.rows]
-        self.longest = int(self.ops.duration_ns[self.rows].max()) if len(self.rows) else 0
-        talks = self.ops.kind == OpKind.COLLECTIVE
-        self.talk_starts = self.ops.start_ns[talks]
-        self.talk_ends = np.maximum.accumulate(self.ops.end_ns[talks])
-
-    def between(self, op: int, ready: int, start: int) -> list[int]:
-        """SM-filling ops of other streams that ran at some time from `ready` on and began before `start`."""
-        first = int(np.searchsorted(self.starts, ready - self.longest, side="left"))
-        last = int(np.searchsorted(self.starts, start, side="left"))
-        rows = self.rows[first:last]
-        keep = (self.ops.end_ns[rows] > ready) & (self.ops.stream[rows] != self.ops.stream[op])
-        return [int(row) for row in rows[keep]]
-
-    def shares(self, holder: int) -> bool:
-        """Whether a collective was running when `holder` started."""
-        start = self.ops.start_ns[holder]
-        before = int(np.searchsorted(self.talk_starts, start, side="right"))
-        return before > 0 and bool(self.talk_ends[before - 1] > start)

@@ -1,7 +1,7 @@
 """Replays a recorded step from its graph, to show that the graph is true.
 
 Ops start in the order in which they become able to: after the CPU has launched them and all predecessors
-have ended, plus a lag, and, where a kernel of another stream fills the GPU, as that one drains. They take
+have ended, plus a lag, and, where a kernel of another stream fills the GPU, as that one lets go. They take
 as long as recorded, or as by themselves where they shared SMs then and do not now. The order of the
 recording is not used. Lags, and what is held by what, are learnt on one step (`kareus.trace.lags`) and the
 replay is judged on another, so that nothing is proved by repeating it.
@@ -19,22 +19,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kareus.trace.holds import fills_sms, release_keys
 from kareus.trace.intervals import intersection_ns, length, union
 from kareus.trace.lags import (
     CPU,
     Lags,
     cause_of,
-    fills_sms,
     kind_of,
     learn,
+    learn_ranks,
     places,
     predecessors,
-    release_keys,
 )
 from kareus.trace.matching import match_keys
 from kareus.trace.types import I64, OpKind, StepGraph
 
-__all__ = ["Lags", "ReplayError", "Replayed", "judge", "learn", "replay", "replay_ranks"]
+__all__ = ["Lags", "ReplayError", "Replayed", "judge", "learn", "learn_ranks", "replay", "replay_ranks"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,7 +156,7 @@ class _Rank:
             release, seen = self.lags.release_of(keys)
             if release is None:
                 continue
-            until = int(self.end[holder]) + release
+            until = int(self.start[holder] if release.from_start else self.end[holder]) + release.after_ns
             if not seen:
                 until = max(until, self.last_release.get(holder, 0) + 1)
             if until > time:

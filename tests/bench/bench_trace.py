@@ -133,7 +133,7 @@ def main() -> None:
 def replay(folder: Path) -> list[dict[str, Any]]:
     """Replay errors of every ordered pair of steps, by single rank and by all ranks together."""
     from kareus.trace import TraceSet, graphs
-    from kareus.trace.replay import judge, learn, replay, replay_ranks
+    from kareus.trace.replay import judge, learn_ranks, replay, replay_ranks
 
     traces = TraceSet.open(folder)
     steps = [graphs(traces.load(rank)) for rank in traces.ranks]
@@ -144,7 +144,7 @@ def replay(folder: Path) -> list[dict[str, Any]]:
         for judged in range(count):
             if source == judged and count > 1:
                 continue
-            lags = [learn(s[source]) for s in steps]
+            lags = learn_ranks([s[source] for s in steps])
             together = replay_ranks([s[judged] for s in steps], lags, offsets)
             for number, rank in enumerate(traces.ranks):
                 graph = steps[number][judged]

@@ -155,7 +155,7 @@ def check(trace: Trace) -> None:
         assert min(parts) >= 0
         assert max(parts) <= times.time_us * (1 + 1e-9) + 1e-3
         assert times.compute_us + times.exposed_comm_us + times.idle_us == pytest.approx(
-            times.time_us, abs=1e-3
+            times.time_us, rel=1e-12, abs=1e-3
         )
         for row in collective_rows(graph):
             assert 0 <= row.exposed_us <= row.duration_us + 1e-3
