@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
@@ -81,7 +81,7 @@ class Engine:
 
     Attributes:
         last: table rows of the last plan found, to start the next point from.
-        sets: bounds by clock sets, None where the clock is governed or sums would leave 64 bits.
+        sets: bounds by clock sets, None where sums would leave 64 bits.
 
     Raises:
         ProblemError: the problem makes no sense.
@@ -97,7 +97,7 @@ class Engine:
         self._search: LevelSearch | PatternTree | None = None
         if self.tables is not None:
             self._search = LevelSearch(self.tables) if problem.governed else PatternTree(self.tables)
-            prices = None if problem.governed or not settings.sets else price_table(self.tables)
+            prices = price_table(self.tables) if settings.sets else None
             self.sets = None if prices is None else ClockSets(self.tables, prices)
 
     def solve(
@@ -192,7 +192,7 @@ class _Run:
         in_time = self.until - time.monotonic() > _LEAST_CPSAT_S or not proofs
         settled = self._agreed(proofs, min(self.settings.gap, PROOF_GAP)) >= 2
         if self.settings.cpsat and not self.interrupted and in_time and not settled:
-            proofs["cp-sat"] = self._cpsat(tree)
+            proofs["cp-sat"] = self._cpsat(tree, self._level_floors(proofs))
         if self._agreed(proofs, PROOF_GAP) < 2 and not self.interrupted:
             exact = exact_optimum(self.tables, self.goal, below=self.value)
             if exact is not None:
@@ -242,13 +242,26 @@ class _Run:
             self.offer(best_greedy(self.tables, self.goal))
         return _whole(found.bound)
 
-    def _cpsat(self, tree: LevelSearch | PatternTree) -> float:
+    def _level_floors(self, proofs: dict[str, float]) -> Sequence[float]:
+        """What clock sets prove of each level of a governed clock, to spare CP-SAT most of them.
+
+        Their own proof is then part of CP-SAT's and no longer a method by itself.
+        """
+        sets = self.engine.sets
+        if sets is None or not self.tables.problem.governed:
+            return ()
+        if self._agreed({"clock-sets": proofs["clock-sets"]}, PROOF_GAP):
+            return ()
+        del proofs["clock-sets"]
+        return sets.level_floors(self.goal)
+
+    def _cpsat(self, tree: LevelSearch | PatternTree, floors: Sequence[float]) -> float:
         """Run CP-SAT; its bound speaks for the stays it models, the tree's for plans with more.
 
         Where plans with more stays cannot be excluded, it runs again with more segments.
         """
         if not isinstance(tree, PatternTree) or self.tables.one_clock or self.tables.free_switches:
-            return self._cpsat_once(1)
+            return self._cpsat_once(1, floors)
         stays = 1 if self.best is None else _stays(self.tables, self.best)
         segments = min(max(stays + 1, _LEAST_SEGMENTS), len(self.tables.chain))
         room = min(_MOST_SEGMENTS, len(self.tables.chain))
@@ -260,7 +273,7 @@ class _Run:
                 return min(bound, beyond)
             segments = room
 
-    def _cpsat_once(self, segments: int) -> float:
+    def _cpsat_once(self, segments: int, floors: Sequence[float] = ()) -> float:
         from solver.cpsat.run import Effort, run_cpsat
 
         outcome = run_cpsat(
@@ -274,6 +287,7 @@ class _Run:
             ),
             num_segments=segments,
             hint=self.best,
+            level_floors=floors,
             on_solution=lambda value, _: self.show(value, -math.inf),
         )
         if outcome.picked is not None:

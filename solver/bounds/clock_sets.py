@@ -94,6 +94,12 @@ class ClockSets:
         least = min((b for b, _ in bounds), default=math.inf)
         return Found(picked=best, value=value, bound=least, nodes=looked, interrupted=interrupted)
 
+    def level_floors(self, goal: Goal) -> list[float]:
+        """Return a lower bound for plans at each single clock, infinite where there are none."""
+        group = self._groups[0]
+        found: list[float] = self._floors(goal, group.cost_nj, group.least_us, group.changes).tolist()
+        return found
+
     @cached_property
     def _groups(self) -> tuple[_Group, ...]:
         """Groups that together hold every plan."""

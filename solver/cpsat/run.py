@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,6 +61,7 @@ def run_cpsat(
     *,
     num_segments: int,
     hint: Ints | None = None,
+    level_floors: Sequence[float] = (),
     on_solution: Callable[[float, float], None] | None = None,
 ) -> Outcome:
     """Solve the counts/segments model.
@@ -68,12 +69,14 @@ def run_cpsat(
     Args:
         tables: the problem. objective: what is minimised. effort: limits.
         num_segments: most stays at one clock along the chain (1 where the tables need no order).
+        level_floors: what another method proves of each level of a governed clock; levels that it shows to hold
+            nothing better by more than the gap are not looked at.
         hint: table rows to start from. on_solution: called with (value, bound) at every better plan.
     """
     if not tables.problem.governed:
         below = None if hint is None else math.floor(_value(tables, objective, hint))
         return _one(tables, objective, effort, num_segments, below=below, hint=hint, on_solution=on_solution)
-    return _every_level(tables, objective, effort, hint, on_solution)
+    return _every_level(tables, objective, effort, hint, level_floors, on_solution)
 
 
 def _every_level(
@@ -81,6 +84,7 @@ def _every_level(
     objective: Objective,
     effort: Effort,
     hint: Ints | None,
+    level_floors: Sequence[float],
     on_solution: Callable[[float, float], None] | None,
 ) -> Outcome:
     """One model for each level of a governed clock, the known plan's level first.
@@ -93,6 +97,10 @@ def _every_level(
     first = -1 if hint is None else int(tables.kinds[tables.chain[0]].clock[hint[0]])
     order = sorted(range(tables.num_clocks), key=lambda f: (f != first, -f))
     for level in order:
+        floor = level_floors[level] if len(level_floors) else -math.inf
+        if floor >= value * (1 - effort.relative_gap):  # also where neither holds any plan
+            bound = min(bound, floor)
+            continue
         masks = [t.clock == level for t in tables.kinds]
         part = restrict(tables, masks)
         if part is None:

@@ -94,6 +94,47 @@ def test_a_bound_is_never_above_the_optimum() -> None:
     assert met > 40  # bounds that are merely true would be easy
 
 
+def test_a_bound_is_never_above_the_optimum_where_the_clock_is_governed() -> None:
+    met = 0
+    for seed in range(150):
+        problem, objective = with_limits(tiny_problem(seed), seed)
+        limits = replace(problem.limits, average_power_mw=problem.limits.average_power_mw or 180_000)
+        met += check(replace(problem, governed=True, limits=limits), objective, seed)
+    assert met > 20
+
+
+def test_what_clock_sets_prove_of_levels_cpsat_need_not_look_at() -> None:
+    pytest.importorskip("ortools")
+    from solver.cpsat import run
+
+    floors_of, looked = [], []
+    every, one = run._every_level, run._one
+
+    def listen(tables, objective, effort, hint, floors, on_solution):
+        floors_of.append(list(floors))
+        return every(tables, objective, effort, hint, floors, on_solution)
+
+    def count(*args, **kwargs):
+        looked.append(kwargs["level"])
+        return one(*args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "_every_level", listen)
+        patch.setattr(run, "_one", count)
+        for seed in range(40):
+            problem, objective = with_limits(tiny_problem(seed), seed)
+            limits = replace(problem.limits, average_power_mw=problem.limits.average_power_mw or 180_000)
+            problem = replace(problem, governed=True, limits=limits)
+            truth = brute_force(problem, objective)
+            found = Engine(problem, Settings(gap=0.0, tie=0.0)).solve(objective, limits, time_limit_s=20.0)
+            if truth is not None:
+                value = found.time_us if objective is Objective.TIME else found.energy_mj
+                assert value == truth >= found.bound, seed
+            assert not {"clock-sets", "cp-sat"} <= set(found.certificate.split("+")), seed
+    assert floors_of
+    assert len(looked) < sum(len(floors) for floors in floors_of)
+
+
 def test_a_bound_is_never_above_the_optimum_with_many_clocks() -> None:
     met = sum(check(*with_limits(many_clocks(seed), seed), seed) for seed in range(150))
     assert met > 30
