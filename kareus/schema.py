@@ -96,7 +96,7 @@ def decode_document(data: bytes, kind: type[T], schema: str, *, where: str) -> T
         )
     try:
         return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
+    except msgspec.DecodeError as error:  # wrong types, and NaN, which only Python takes for JSON
         raise InputError(
             f"{where}: {error} (schema {schema}); correct the field or make the file again"
         ) from error

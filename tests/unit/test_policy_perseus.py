@@ -166,7 +166,7 @@ def test_stage_profile_reader_names_the_bad_row(tmp_path):
     for bad, word in [
         ("0,sideways,1410,0.05,23.8", "forward or backward"),
         ("0,forward,1410,x,23.8", "expected numbers"),
-        ("0,forward,1410,-1,23.8", "positive time"),
+        ("0,forward,1410,-1,23.8", "positive frequency and time"),
     ]:
         path = tmp_path / "bad.csv"
         path.write_text(f"stage,instruction,frequency,time,energy\n{bad}\n")

@@ -14,6 +14,7 @@ from kareus.plan.policies.hindsight import least_footprint
 from kareus.plan.policies.series import Series, forecast, read_series
 
 _HORIZON = 400  # values forecast ahead for a deadline
+_MAX_HOURS = 1e5  # of a job: eleven years
 
 
 def add_parser(subparsers: Any) -> None:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     _, points = load_points(args.points, args.job)
     hull = pareto(points)
     series = read_series(args.series, column=args.column)
-    bill = {"price": read_series(args.price, column=args.price_column)} if args.price else None
+    bill = {"price": read_series(args.price, column=args.price_column, negative=True)} if args.price else None
     start = series.start_s[0] if args.start is None else _moment(args.start)
     work = args.hours * 3600 / hull[0].time_s
     cost = ChaseCost(
@@ -88,6 +89,7 @@ def run(args: argparse.Namespace) -> int:
     if args.max_slowdown is None:
         foreseen = float(forecast(series, series.start_s[-1], 1)[0])
         upcoming = {"foreseen": foreseen, "point": cost.choose(hull, foreseen).label}
+    outside_s = _outside_s(series, start, start + result.time_s)
     document = {
         "schema": "kareus.carbon_choice/1",
         "start": datetime.fromtimestamp(start, UTC).isoformat(),
@@ -96,9 +98,13 @@ def run(args: argparse.Namespace) -> int:
         "intervals": list(result.labels),
         "bound": {"footprint": bound, "within_s": limit_s},
         "next": upcoming,
+        "outside_series_s": outside_s,
         "source": "simulated",
     }
-    show(document, args.json, *_table(runs, args, hull, bound, upcoming))
+    columns, rows, facts = _table(runs, args, hull, bound, upcoming)
+    if outside_s:
+        facts.append(f"{seconds(outside_s)} lie outside the series, where its first or last value was held")
+    show(document, args.json, columns, rows, facts)
     return 0
 
 
@@ -107,8 +113,17 @@ def _check(args: argparse.Namespace) -> None:
         positive(f"--{flag.replace('_', '-')}", getattr(args, flag))
     positive("--max-slowdown", args.max_slowdown, zero=True)
     positive("--swap-s", args.swap_s, zero=True)
+    if args.hours > _MAX_HOURS:
+        raise UsageError(f"--hours {args.hours:g}: expected at most {_MAX_HOURS:g}")
     if args.gpus < 1:
         raise UsageError(f"--gpus {args.gpus}: expected at least 1")
+
+
+def _outside_s(series: Series, start_s: float, end_s: float) -> float:
+    """How much of a job the series says nothing about."""
+    first, last = series.start_s[0], series.start_s[-1] + series.interval_s
+    inside = min(end_s, last) - max(start_s, first)
+    return end_s - start_s - max(inside, 0.0)
 
 
 def _moment(text: str) -> float:

@@ -7,10 +7,10 @@ import sys
 from typing import Any
 
 from kareus.cli.policies.shared import add_json, against, energy, positive, seconds, show
-from kareus.errors import UsageError
+from kareus.errors import InputError, UsageError
 from kareus.plan.policies.choose import Point
 from kareus.plan.policies.perseus import BLOCKING_POWER_W, PerseusFrontier, PipelinePlan, plan_pipeline
-from kareus.plan.policies.pipeline import interleaved, read_stage_profile
+from kareus.plan.policies.pipeline import Kind, StageProfile, interleaved, read_stage_profile
 from kareus.plan.policies.rules import SYNTAX, parse_rule
 from kareus.report.numbers import percent
 from kareus.schema import write_document
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     power = _blocking(args.blocking_w)
     rule = parse_rule(args.choose or "fastest")
     profile = read_stage_profile(args.profile)
-    stages = max(stage for stage, _ in profile) + 1
+    stages = _stages(profile, args.profile)
     pipeline = interleaved(stages, args.micro_batches, args.chunks)
 
     def progress(prices: int, loose: float) -> None:
@@ -71,6 +71,20 @@ def run(args: argparse.Namespace) -> int:
     show(document, args.json, ("", "time", "change", "energy", "change", "proven gap"),
          _rows(frontier, plan, args.straggler_s), _facts(args, frontier, stages))  # fmt: skip
     return 0
+
+
+def _stages(profile: StageProfile, path: str) -> int:
+    """Stages are numbered from 0; each needs options in both directions."""
+    stages = max(stage for stage, _ in profile) + 1
+    kinds: tuple[Kind, ...] = ("forward", "backward")
+    missing = [f"{stage} {kind}" for stage in range(stages) for kind in kinds if (stage, kind) not in profile]
+    if missing:
+        more = f" and {len(missing) - 4} more" if len(missing) > 4 else ""
+        raise InputError(
+            f"{path}: expected rows forward and backward for each of the stages 0 to {stages - 1}, found none for "
+            f"{', '.join(missing[:4])}{more}; profile every stage in both directions, numbered from 0"
+        )
+    return stages
 
 
 def _blocking(text: str) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kareus.errors import InputError, UsageError
-from kareus.plan.policies.choose import Point
+from kareus.plan.policies.choose import Point, check_points
 from kareus.plan.policies.tables import read_points
 from kareus.report.frontier_file import read_frontier
 from kareus.report.numbers import signed_percent
@@ -40,6 +40,12 @@ def load_points(path: str, group: str | None = None) -> tuple[str, tuple[Point, 
         }
         if not groups[""]:
             raise InputError(f"{path}: expected a frontier with points, found none")
+        try:
+            check_points(groups[""])
+        except UsageError as error:
+            raise InputError(
+                f"{path}: {error}; make the file again with `kareus solve --frontier`"
+            ) from error
     else:
         groups = read_points(path)
     return only(groups, group, path)

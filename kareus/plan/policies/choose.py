@@ -14,6 +14,7 @@ import numpy as np
 from kareus.errors import InfeasibleError, UsageError
 
 JOULES_PER_KWH = 3.6e6
+_LEAST, _MOST = 1e-12, 1e15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,8 +31,13 @@ class Point:
         return self.energy_j / self.time_s
 
 
+def plausible(figure: float) -> bool:
+    """Whether a time (s), energy (J) or power (W) can be one; far beyond, sums and ratios overflow."""
+    return _LEAST <= figure <= _MOST
+
+
 def check_points(points: Sequence[Point]) -> None:
-    """Refuse an empty frontier and figures that are not positive numbers.
+    """Refuse an empty frontier and figures that are not positive or not plausible.
 
     Raises:
         UsageError: naming the first bad point.
@@ -39,9 +45,9 @@ def check_points(points: Sequence[Point]) -> None:
     if not points:
         raise UsageError("expected at least one point to choose from, found none")
     for point in points:
-        if not (0 < point.time_s < math.inf and 0 < point.energy_j < math.inf):
+        if not (plausible(point.time_s) and plausible(point.energy_j)):
             raise UsageError(
-                f"point {point.label!r}: expected a positive time and energy, "
+                f"point {point.label!r}: expected a positive, plausible time and energy, "
                 f"found {point.time_s} s and {point.energy_j} J"
             )
 

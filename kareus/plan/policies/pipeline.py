@@ -8,16 +8,18 @@ gradients that travel between stages. Orders are those of the 1F1B and interleav
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from kareus.errors import InputError, UsageError
+from kareus.plan.policies.choose import plausible
 from kareus.plan.policies.csv_file import read_number, read_rows
 
 Kind = Literal["forward", "backward"]
+
+MAX_OPERATIONS = 20_000  # of a step; planning takes minutes there and grows faster than the graph
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,12 +72,18 @@ def interleaved(num_stages: int, num_micro_batches: int, num_chunks: int) -> Pip
     """Return the interleaved 1F1B schedule of `num_chunks` model chunks per device.
 
     Raises:
-        UsageError: a count below 1, or, with more than one chunk, micro-batches not divisible by stages.
+        UsageError: a count below 1, more than `MAX_OPERATIONS`, or, with more than one chunk, micro-batches not
+            divisible by stages.
     """
     if min(num_stages, num_micro_batches, num_chunks) < 1:
         raise UsageError(
             "expected at least one stage, micro-batch and chunk, "
             f"found {num_stages}, {num_micro_batches} and {num_chunks}"
+        )
+    count = 2 * num_stages * num_micro_batches * num_chunks
+    if count > MAX_OPERATIONS:
+        raise UsageError(
+            f"expected at most {MAX_OPERATIONS} forwards and backwards, found {count}; plan fewer micro-batches"
         )
     if num_chunks > 1 and num_micro_batches % num_stages:
         raise UsageError(
@@ -161,15 +169,21 @@ def _profile_row(row: Mapping[str, str], where: str) -> tuple[tuple[int, Kind], 
         stage, clock = int(row["stage"]), int(read_number(row, "frequency"))
         time_s, energy_j = read_number(row, "time"), read_number(row, "energy")
         name = row["instruction"]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{where}: expected numbers under stage, frequency (MHz), time (s), energy (J) "
             f"and a name under instruction, found {dict(row)} ({error})"
         ) from error
     if not (
-        math.isfinite(time_s) and time_s > 0 and math.isfinite(energy_j) and energy_j >= 0 and stage >= 0
+        plausible(time_s)
+        and (energy_j == 0 or plausible(energy_j))
+        and 0 <= stage < MAX_OPERATIONS
+        and clock > 0
     ):
-        raise InputError(f"{where}: expected a positive time and an energy of at least 0, found {dict(row)}")
+        raise InputError(
+            f"{where}: expected a stage of at least 0, a positive frequency and time and an energy of at least 0, "
+            f"found {dict(row)}"
+        )
     kind: Kind
     if name == "forward":
         kind = "forward"

@@ -23,6 +23,7 @@ from kareus.plan.policies.csv_file import read_number, read_rows
 DAY_S = 86_400.0
 TRAINED_ON = 48  # values: a day of half hours
 _RIDGE = 5.0
+_MOST = 1e9  # per kWh, in grams or any money; beyond, sums overflow
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,20 +56,23 @@ class Series:
         return self.start_s[-1] + (math.floor(beyond / self.interval_s + 1e-9) + 1) * self.interval_s
 
 
-def make_series(start_s: list[float], value: list[float], where: str) -> Series:
-    """Check and sort a series.
+def make_series(start_s: list[float], value: list[float], where: str, *, negative: bool = False) -> Series:
+    """Check and sort a series; only prices that are billed, not decided by, may be negative.
 
     Raises:
         InputError: empty, twice the same time, or a value that is not a number of at least 0.
     """
+    least = -_MOST if negative else 0.0
     if not value:
         raise InputError(f"{where}: no values; expected times with a value for each")
     order = sorted(range(len(value)), key=lambda i: start_s[i])
     times, values = [start_s[i] for i in order], [value[i] for i in order]
     for time_s, figure in zip(times, values, strict=True):
-        if not (math.isfinite(figure) and figure >= 0):
+        if not least <= figure <= _MOST:
             moment = datetime.fromtimestamp(time_s, UTC).isoformat()
-            raise InputError(f"{where}: expected a number of at least 0 at {moment}, found {figure}")
+            raise InputError(
+                f"{where}: expected a number of {least:g} to {_MOST:g} at {moment}, found {figure}"
+            )
     steps = np.diff(times)
     if len(steps) and steps.min() <= 0:
         raise InputError(
@@ -79,7 +83,11 @@ def make_series(start_s: list[float], value: list[float], where: str) -> Series:
 
 
 def read_series_csv(
-    path: str | os.PathLike[str], *, column: str = "value", time_column: str = "timestamp"
+    path: str | os.PathLike[str],
+    *,
+    column: str = "value",
+    time_column: str = "timestamp",
+    negative: bool = False,
 ) -> Series:
     """Read a CSV with an ISO 8601 time column and a column of values.
 
@@ -96,16 +104,17 @@ def read_series_csv(
                 f"{path}, row {count}: expected an ISO time under {time_column!r} and a number "
                 f"under {column!r} ({error}); columns are {list(row)}"
             ) from error
-    return make_series(times, values, str(path))
+    return make_series(times, values, str(path), negative=negative)
 
 
-def read_electricity_maps(path: str | os.PathLike[str]) -> Series:
+def read_electricity_maps(path: str | os.PathLike[str], *, negative: bool = False) -> Series:
     """Read an Electricity Maps answer: `{"history": [{"datetime": ..., "carbonIntensity": ...}, ...]}`.
 
-    A `"forecast"` or `"data"` list of the same shape is read too. Entries without a figure are left out.
+    A `"forecast"` or `"data"` list of the same shape, such a list alone and a single entry are read too, and
+    prices: a `"value"` with a `"unit"` per MWh or kWh. Entries whose figure is null are left out.
 
     Raises:
-        InputError: unreadable, not JSON, or without such a list.
+        InputError: unreadable, not JSON, without such a list, or an error message of the service.
     """
     try:
         with open(path, encoding="utf-8-sig") as file:
@@ -114,31 +123,58 @@ def read_electricity_maps(path: str | os.PathLike[str]) -> Series:
         raise InputError(
             f"cannot read {path}: {error}; expected an Electricity Maps JSON document"
         ) from error
-    entries = None
-    if isinstance(document, dict):
-        entries = next(
-            (document[k] for k in ("history", "forecast", "data") if isinstance(document.get(k), list)), None
-        )
-    if entries is None:
-        raise InputError(
-            f'{path}: expected a list under "history", "forecast" or "data"; this is another document'
-        )
+    entries = _entries(document, path)
     times, values = [], []
     for number, entry in enumerate(entries):
         try:
-            if entry["carbonIntensity"] is None:
-                continue
-            times.append(_seconds(entry["datetime"]))
-            values.append(float(entry["carbonIntensity"]))
+            figure = _per_kwh(entry)
+            if figure is not None:
+                times.append(_seconds(entry["datetime"]))
+                values.append(figure)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(
-                f'{path}, entry {number}: expected "datetime" and "carbonIntensity" ({error})'
+                f'{path}, entry {number}: expected "datetime" (an ISO time) and "carbonIntensity", or a price as '
+                f'"value" with a "unit" per MWh or kWh, found {str(entry)[:120]} ({error})'
             ) from error
-    return make_series(times, values, str(path))
+    return make_series(times, values, str(path), negative=negative)
 
 
-def read_series(path: str | os.PathLike[str], *, column: str = "value") -> Series:
+def _entries(document: Any, path: str | os.PathLike[str]) -> list[Any]:
+    if isinstance(document, list):
+        return document
+    fields = document if isinstance(document, dict) else {}
+    for name in ("history", "forecast", "data"):
+        if isinstance(fields.get(name), list):
+            return list(fields[name])
+    if "datetime" in fields:
+        return [fields]
+    said = fields.get("error") or fields.get("message")
+    if isinstance(said, str):
+        raise InputError(
+            f"{path}: the service answered {said!r}, no series; ask it again and save its answer"
+        )
+    raise InputError(
+        f'{path}: expected a list under "history", "forecast" or "data"; this is another document'
+    )
+
+
+def _per_kwh(entry: Any) -> float | None:
+    """Grams or money per kWh, None where the service has no figure."""
+    if "carbonIntensity" in entry or "value" not in entry:
+        figure, per_mwh = entry["carbonIntensity"], False
+    else:
+        figure, per_mwh = entry["value"], str(entry["unit"]).endswith("/MWh")
+        if not (per_mwh or str(entry["unit"]).endswith("/kWh")):
+            raise ValueError(f"unit {entry['unit']!r}")
+    if figure is None:
+        return None
+    return float(figure) / 1000 if per_mwh else float(figure)
+
+
+def read_series(path: str | os.PathLike[str], *, column: str = "value", negative: bool = False) -> Series:
     """Read a series of either kind, told apart by its first character; `column` is of a CSV.
+
+    Values below 0 are refused unless `negative` allows them.
 
     Raises:
         InputError: as the two readers do.
@@ -148,7 +184,9 @@ def read_series(path: str | os.PathLike[str], *, column: str = "value") -> Serie
             begins = file.read(4096).lstrip()[:1]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path}: {error}; expected a CSV or Electricity Maps JSON") from error
-    return read_electricity_maps(path) if begins in ("{", "[") else read_series_csv(path, column=column)
+    if begins in ("{", "["):
+        return read_electricity_maps(path, negative=negative)
+    return read_series_csv(path, column=column, negative=negative)
 
 
 def forecast(series: Series, now_s: float, count: int) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from kareus.errors import InputError
-from kareus.plan.policies.choose import Point
+from kareus.plan.policies.choose import Point, plausible
 from kareus.plan.policies.csv_file import read_number, read_rows
 from kareus.plan.policies.twente import Kernel, KernelOption
 from kareus.plan.policies.zeus import LimitCost
@@ -43,6 +43,7 @@ _JOB_COLUMNS = (
     "tp",
     "pp",
 )
+_MAX_LAUNCHES = 1_000_000  # of kernels in a step
 _KINDS = (
     "columns time and energy; power_limit, time_per_epoch and average_power; or window_name, elapsed_time "
     "and gpu0_energy"
@@ -160,6 +161,11 @@ def read_kernels(path: str | os.PathLike[str]) -> tuple[list[Kernel], list[int]]
         if option.clocks != known.options[0].clocks:
             kernels[key] = Kernel(name=known.name, repeat=known.repeat, options=(*known.options, option))
     listed = list(kernels.values())
+    count = sum(kernel.repeat for kernel in listed)
+    if count > _MAX_LAUNCHES:
+        raise InputError(
+            f"{path}: expected at most {_MAX_LAUNCHES} launches a step, found {count} under repeat"
+        )
     launches: list[int] = []
     for _, group in itertools.groupby(sections, key=lambda pair: pair[0]):
         block = [index for _, index in group]
@@ -263,8 +269,10 @@ def _figure(row: Row, column: str, path: str | os.PathLike[str], number: int) ->
             f"{path}, row {number}: expected a number under {column!r}, found {row.get(column)!r} ({error}); "
             f"columns are {', '.join(row)}"
         ) from error
-    if not 0 < value < math.inf:
-        raise InputError(f"{path}, row {number}: expected a positive {column}, found {value}")
+    if not plausible(value):
+        raise InputError(
+            f"{path}, row {number}: expected a positive {column} (1e-12 to 1e15), found {row[column]}"
+        )
     return value
 
 
