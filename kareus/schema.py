@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -40,6 +39,8 @@ def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
     Raises:
         InputError: the directory does not exist or cannot be written.
     """
+    import tempfile  # takes long to import, and most commands only read
+
     target = Path(path)
     try:
         handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")

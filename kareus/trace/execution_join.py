@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from kareus.errors import InputError
 from kareus.trace.execution import ExecutionTrace
 from kareus.trace.execution_check import refuse_contradictions
+from kareus.trace.grouping import distinct
 from kareus.trace.rawtrace import CommArgs, RawTrace
 from kareus.trace.types import I64, ExecutionLink, OpKind, OpTable
 
@@ -101,7 +102,7 @@ def _by_order(thread: I64, ours: I64, facts: I64, operators: I64, theirs: I64) -
     """
     row, unique, taken = np.full(len(ours), -1, np.int64), True, set()
     rows_of = {}
-    for one in np.unique(operators[:, 2]).tolist():
+    for one in distinct(operators[:, 2]).tolist():
         rows = np.flatnonzero(operators[:, 2] == one)
         rows_of[one] = rows[np.lexsort((-operators[rows, 1], operators[rows, 0]))]
     threads, counts = np.unique(thread, return_counts=True)
@@ -190,7 +191,7 @@ def execution_facts(
     """
     joined = join(execution, raw)
     result, linked = dict(comm), np.zeros(len(ops), bool)
-    for thread in np.unique(ops.launch_thread[ops.launch_ns >= 0]).tolist():
+    for thread in distinct(ops.launch_thread[ops.launch_ns >= 0]).tolist():
         rows = joined.row[joined.row >= 0]
         spans = raw.operators[rows[raw.operators[rows, 2] == thread], :2]
         mine = np.flatnonzero((ops.launch_thread == thread) & (ops.launch_ns >= 0))

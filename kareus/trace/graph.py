@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from kareus.errors import InputError
+from kareus.trace.grouping import distinct
 from kareus.trace.kineto import compute_stream_of
 from kareus.trace.types import (
     I64,
@@ -81,7 +82,7 @@ def _own_collectives(
     ops: OpTable, collectives: tuple[CollectiveOp, ...]
 ) -> tuple[OpTable, tuple[CollectiveOp, ...]]:
     """Re-point `ops.collective` at the step's own list, in issue order."""
-    used = np.unique(ops.collective[ops.collective >= 0])
+    used = distinct(ops.collective[ops.collective >= 0])
     column = np.where(ops.collective >= 0, np.searchsorted(used, ops.collective), -1).astype(np.int32)
     return replace(ops, collective=column), tuple(collectives[i] for i in used)
 
@@ -89,7 +90,7 @@ def _own_collectives(
 def _stream_edges(ops: OpTable) -> I64:
     """Rows (source, target, EdgeKind, Provenance) between neighbours on each stream, int64[n, 4]."""
     tables = [np.zeros((0, 4), np.int64)]
-    for stream in np.unique(ops.stream):
+    for stream in distinct(ops.stream):
         rows = np.flatnonzero(ops.stream == stream)
         source, target = rows[:-1], rows[1:]
         overlaps = ops.end_ns[source] > ops.start_ns[target]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,3 +29,9 @@ def ordinals(ids: I64) -> I64:
     result = np.empty(len(ids), np.int64)
     result[order] = np.arange(len(ids)) - first
     return result
+
+
+def distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the distinct values, ascending; np.unique first imports numpy.ma, which takes longer than a small file."""
+    ordered = np.sort(values)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered

@@ -29,7 +29,8 @@ class Rule:
     """One row: a pattern searched in the kernel's name, and what it says.
 
     Attributes:
-        pattern: regular expression, case-insensitive. kind: OpKind. kernel_class: KernelClass.
+        pattern: regular expression, case-insensitive; lower case in the built-in table.
+        kind: OpKind. kernel_class: KernelClass.
         collective: which collective, for communication.
     """
 
@@ -87,7 +88,8 @@ RULES: tuple[Rule, ...] = (
     _compute(r"triton_|at::native|at_cuda_detail::cub", KernelClass.MEMORY),
 )  # fmt: skip
 
-_COMPILED = tuple((re.compile(rule.pattern, re.IGNORECASE), rule) for rule in RULES)
+# Searched in the name in lower case, several times faster than without regard to case.
+_COMPILED = tuple((re.compile(rule.pattern), rule) for rule in RULES)
 _UNKNOWN = Rule(pattern="", kind=OpKind.COMPUTE, kernel_class=KernelClass.OTHER)
 _MEMCPY = Rule(pattern="", kind=OpKind.COPY, kernel_class=KernelClass.COPY)
 _PEER_COPY = Rule(
@@ -187,7 +189,8 @@ def _classify(name: str, category: str) -> Rule:
         return _PEER_COPY if "PtoP" in name or "P2P" in name else _MEMCPY
     if category.endswith("memset"):
         return _MEMSET
+    lower = name.lower()
     for pattern, rule in _COMPILED:
-        if pattern.search(name):
+        if pattern.search(lower):
             return rule
     return _UNKNOWN

@@ -17,7 +17,7 @@ from kareus.trace.compact import is_compact, read_compact
 from kareus.trace.execution import ExecutionTrace, read_execution_trace
 from kareus.trace.execution_join import execution_facts
 from kareus.trace.foreign import why_no_gpu_work
-from kareus.trace.grouping import group_ids, ordinals
+from kareus.trace.grouping import distinct, group_ids, ordinals
 from kareus.trace.jsonstream import EventStream
 from kareus.trace.members import rank_in_name
 from kareus.trace.rawtrace import CATEGORIES, CommArgs, RawTrace, count_by, read_raw, whole
@@ -235,7 +235,7 @@ class _Assembly:
     def _oddities(self, start: I64, end: I64, stream: I64) -> I32:
         flags = np.zeros(len(start), np.int32)
         flags[end == start] |= OpFlag.ZERO_DURATION
-        for one in np.unique(stream):
+        for one in distinct(stream):
             rows = np.flatnonzero(stream == one)
             over = end[rows[:-1]] > start[rows[1:]]
             flags[rows[1:][over]] |= OpFlag.SAME_STREAM_OVERLAP
@@ -244,7 +244,7 @@ class _Assembly:
     def _clip(self, start: I64, end: I64, stream: I64, flags: I32) -> I64:
         """Cut durations that run far past the next op of the same stream: no stream works that way."""
         end = end.copy()
-        for one in np.unique(stream):
+        for one in distinct(stream):
             rows = np.flatnonzero(stream == one)
             following = start[rows[1:]]
             duration = end[rows[:-1]] - start[rows[:-1]]
@@ -341,7 +341,7 @@ class _Assembly:
 def _fill(phase: np.ndarray, stream: I64, launch: I64) -> np.ndarray:
     """Ops without a launch take the phase of the op before them on their stream."""
     phase = phase.copy()
-    for one in np.unique(stream):
+    for one in distinct(stream):
         rows = np.flatnonzero(stream == one)
         known = launch[rows] >= 0
         if known.any():

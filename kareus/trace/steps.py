@@ -12,6 +12,7 @@ import re
 
 import numpy as np
 
+from kareus.trace.grouping import distinct
 from kareus.trace.types import I32, I64, OpKind
 
 _PROFILER_STEP = re.compile(r"^ProfilerStep#(\d+)")
@@ -110,13 +111,13 @@ def _repetition(start_ns: I64, end_ns: I64, kind: np.ndarray, name: I32) -> list
 def _period(sequence: I32) -> int:
     """Smallest period (at least 2 repeats, more than one distinct name) of a sequence, 0 without one."""
     count = len(sequence)
-    if count < 4 or len(np.unique(sequence)) < 2:
+    if count < 4 or len(distinct(sequence)) < 2:
         return 0
     for repeats in range(min(MAX_REPEATS, count // 2), 1, -1):
         period = count // repeats
         if np.array_equal(sequence[:-period], sequence[period:]):
             inner = sequence[:period]
-            if len(np.unique(inner)) > 1:
+            if len(distinct(inner)) > 1:
                 return period
     return 0
 

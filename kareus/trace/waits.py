@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kareus.trace.grouping import distinct
 from kareus.trace.rawtrace import CALL_WAIT
 from kareus.trace.regions import ROLE_COPY_OUT, ROLE_GATHER, ROLE_REDUCE, Regions
 from kareus.trace.types import I64, CollectiveKind, CollectiveOp, OpKind, OpTable, Phase, Provenance
@@ -80,7 +81,7 @@ def _traced(ops: OpTable, sync: I64, calls: I64) -> tuple[list[Edge], list[tuple
     Also returns (time, waiting stream) of the records that do not say where the event was recorded.
     """
     call_time = {int(c): int(t) for t, c in zip(calls[:, 0], calls[:, 3], strict=True) if c > 0}
-    by_stream = {int(s): _launch_order_of(ops, int(s)) for s in np.unique(ops.stream)}
+    by_stream = {int(s): _launch_order_of(ops, int(s)) for s in distinct(ops.stream)}
     edges: list[Edge] = []
     unresolved: list[tuple[int, int]] = []
     for time, stream, source_stream, record in sync.tolist():
@@ -203,7 +204,7 @@ def _inferred(ops: OpTable, calls: I64) -> list[Edge]:
     thread = ops.launch_thread[order]
     waited = np.zeros(len(order), bool)
     waits = calls[calls[:, 4] == CALL_WAIT]
-    for one in np.unique(waits[:, 2]):
+    for one in distinct(waits[:, 2]):
         rows = np.flatnonzero(thread == one)
         after = np.searchsorted(ops.launch_ns[order[rows]], waits[waits[:, 2] == one, 0], side="left")
         waited[rows[after[after < len(rows)]]] = True
@@ -222,7 +223,7 @@ def _inferred(ops: OpTable, calls: I64) -> list[Edge]:
 
 def _inferred_on_stream(ops: OpTable, waits: list[tuple[int, int]]) -> list[Edge]:
     """The next op of a stream that waits, at (time, stream), waits for the newest work of every other."""
-    by_stream = {int(s): _launch_order_of(ops, int(s)) for s in np.unique(ops.stream)}
+    by_stream = {int(s): _launch_order_of(ops, int(s)) for s in distinct(ops.stream)}
     edges: list[Edge] = []
     for time, stream in waits:
         waiting = by_stream.get(stream)

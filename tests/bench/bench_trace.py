@@ -86,7 +86,9 @@ def main() -> None:
     parser.add_argument("what", choices=("replay", "speed", "memory", "ranks", "stragglers"))
     parser.add_argument("source", nargs="+")
     parser.add_argument("--hta", help="Python interpreter that has HolisticTraceAnalysis or traceinsight")
-    parser.add_argument("--runs", type=int, default=2, help="runs of each reader; the fastest counts")
+    parser.add_argument(
+        "--runs", type=int, default=2, help="runs of each reader, in turns; the fastest counts"
+    )
     args = parser.parse_args()
     if args.what == "replay":
         save("trace_replay", {"jobs": [job for source in args.source for job in replay(Path(source))]})
@@ -116,9 +118,10 @@ def main() -> None:
             readers["json.loads"] = (sys.executable, JSON)
         if args.hta:
             readers["hta"] = (args.hta, HTA)
-        figures = {
-            name: [measure(*reader, path) for _ in range(args.runs)] for name, reader in readers.items()
-        }
+        figures: dict[str, list[dict[str, Any]]] = {name: [] for name in readers}
+        for _ in range(args.runs):  # in turns: what else runs on the machine changes by the minute
+            for name, reader in readers.items():
+                figures[name].append(measure(*reader, path))
     best = {name: min(runs, key=lambda run: run["seconds"]) for name, runs in figures.items()}
     for name, run in best.items():
         print(
