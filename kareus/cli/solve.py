@@ -93,6 +93,13 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--time-limit", type=float, default=10.0, metavar="S", help="solver seconds (default 10)"
     )
+    parser.add_argument(
+        "--deterministic-time",
+        type=float,
+        metavar="T",
+        help="also limit each point on OR-Tools' own clock (1 is about a second): the same answer on any machine, "
+        "if --time-limit leaves room for it",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     parser.set_defaults(run=run)
 
@@ -134,7 +141,7 @@ def num_bytes(text: str | None) -> int | None:
 def run(args: argparse.Namespace) -> int:
     """Solve and write; see the parser's help."""
     _check_solver_package()
-    for name in ("deadline_ms", "energy_budget_j", "time_limit"):
+    for name in ("deadline_ms", "energy_budget_j", "time_limit", "deterministic_time"):
         value = getattr(args, name)
         if value is not None and not 0 < value < 1e12:
             raise UsageError(f"--{name.replace('_', '-')} {value:g}: expected a positive number")
@@ -168,6 +175,7 @@ def run(args: argparse.Namespace) -> int:
             gradients=step.traces.manifest.gradients if step.traces.manifest else (),
             frontier_points=FRONTIER_POINTS if args.frontier else 0,
             time_limit_s=args.time_limit,
+            deterministic_time=args.deterministic_time,
             robust=args.robust,
             step_spread=step.step_spread,
             conditions=step.conditions,

@@ -109,6 +109,7 @@ def make_plan(
     gradients: Sequence[Gradient] = (),
     frontier_points: int = 0,
     time_limit_s: float = 10.0,
+    deterministic_time: float | None = None,
     robust: bool = False,
     step_spread: float | None = None,
     conditions: dict[str, str] | None = None,
@@ -121,7 +122,8 @@ def make_plan(
         goal: limits; none of them means least energy without being slower than stock.
         gradients: of a DDP model in registration order, from the manifest; without them buckets stay as they are.
         frontier_points: also trace the time-energy frontier with about this many points.
-        time_limit_s: for the solver. robust: choose by the 90 % worst case.
+        time_limit_s: for the solver. deterministic_time: OR-Tools' machine-independent clock, for the same answer
+            on any machine. robust: choose by the 90 % worst case.
         step_spread: relative standard deviation of recorded steps, for the worst case of what was recorded.
         conditions: versions and hardware, written into the schedule.
         progress: called by the solver with best, bound, gap and elapsed time.
@@ -134,7 +136,8 @@ def make_plan(
     fingerprint(graph)  # refuses, before anything is solved, what no schedule could name
     planning = partial(
         _plan_step, cost=cost, knobs=knobs, goal=goal, frontier_points=frontier_points, time_limit_s=time_limit_s,
-        robust=robust, step_spread=step_spread, conditions=conditions, progress=progress,
+        deterministic_time=deterministic_time, robust=robust, step_spread=step_spread, conditions=conditions,
+        progress=progress,
     )  # fmt: skip
     plan = planning(graph)
     found = best_buckets(graph, gradients, cost) if knobs.ddp_buckets else None
@@ -183,6 +186,7 @@ def _plan_step(
     goal: Goal,
     frontier_points: int,
     time_limit_s: float,
+    deterministic_time: float | None,
     robust: bool,
     step_spread: float | None,
     conditions: dict[str, str] | None,
@@ -198,12 +202,19 @@ def _plan_step(
     traced = None
     if frontier_points or goal.rule:
         points = frontier_points or RULE_POINTS
-        traced = frontier(step.problem, points=points, robust=robust, progress=progress)
+        traced = frontier(
+            step.problem,
+            points=points,
+            deterministic_time=deterministic_time,
+            robust=robust,
+            progress=progress,
+        )
         goal = _by_rule(goal, traced, base, robust=robust)
     problem, objective = _limited(step, goal, base)
     solution = solve(
-        problem, objective, time_limit_s=time_limit_s, tie=WITHIN_NOISE, robust=robust, progress=progress
-    )
+        problem, objective, time_limit_s=time_limit_s, deterministic_time=deterministic_time, tie=WITHIN_NOISE,
+        robust=robust, progress=progress,
+    )  # fmt: skip
     if solution.status is Status.INFEASIBLE:
         raise InfeasibleError(f"no schedule meets the limits: {solution.reason}")
     if not solution.choices:

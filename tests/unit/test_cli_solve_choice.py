@@ -82,6 +82,15 @@ def test_within_noise_the_plan_with_fewer_changes_wins(solve: Solve, monkeypatch
     assert 0 <= lost <= 1.1e-3
 
 
+def test_the_same_input_gives_the_same_schedule(solve: Solve) -> None:
+    plans = []
+    for _ in range(2):
+        document, plan = solve("--deterministic-time", "2", "--time-limit", "60")
+        assert plan.proof is not None
+        plans.append((plan.decisions, plan.clocks, plan.predicted, document["bound"], document["gap"]))
+    assert plans[0] == plans[1]
+
+
 def test_finalists_are_other_plans_that_simulate_alike(solve: Solve, tmp_path: Path, capsys: Capture) -> None:
     document, chosen = solve("--finalists", "2")
     files = sorted(tmp_path.glob("plan-*.json"))
