@@ -187,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
     _save_finalists(plan, args.output, args.finalists)
     if args.frontier:
         write_document(args.frontier, frontier_document(plan))
-    document = solve_document(plan, step)
+    document = solve_document(plan, step, robust=args.robust)
     if args.json:
         print(json.dumps(document, indent=1))
     else:
@@ -224,11 +224,12 @@ def _save_finalists(plan: Plan, output: str, most: int) -> None:
         schedule.save(str(target.with_name(f"{target.stem}-{number}{target.suffix}")))
 
 
-def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
-    """Return the `kareus.solve/1` document of a plan."""
+def solve_document(plan: Plan, step: StepInput, *, robust: bool = False) -> dict[str, Any]:
+    """Return the `kareus.solve/1` document of a plan; `robust`: its bound is one of the worst case."""
     solution = plan.solution
     limit_bytes = plan.step.problem.limits.memory_bytes
-    effect = plan.schedule.bound
+    by_time = solution.objective == "time"
+    bound = solution.bound if solution.certificate else None
     return {
         "schema": "kareus.solve/1",
         "status": str(solution.status),
@@ -237,8 +238,9 @@ def solve_document(plan: Plan, step: StepInput) -> dict[str, Any]:
         "serialised": {"time_us": plan.serial.time_us, "energy_j": plan.serial.energy_j},
         "predicted": {"time_us": solution.time_us, "energy_j": solution.energy_mj / 1000},
         "bound": {
-            "time_us": effect.time_us if effect and solution.objective == "time" else None,
-            "energy_j": effect.energy_j if effect else None,
+            "time_us": bound if by_time else None,
+            "energy_j": None if by_time or bound is None else bound / 1000,
+            "of": "worst_case" if robust else "predicted",
             "certificate": solution.certificate,
         },
         "gap": solution.gap,

@@ -24,14 +24,15 @@ from kareus.plan.buckets import Regrouped, best_buckets
 from kareus.plan.early import with_early_gathers
 from kareus.plan.improve import WITHIN_NOISE, Improved, Score, improve
 from kareus.plan.knobs import Knobs
-from kareus.plan.lower import Effects, lower
+from kareus.plan.lower import lower
 from kareus.plan.memory import ExtraMemory, extra_memory
+from kareus.plan.outcome import as_stock, effects
 from kareus.plan.policies.choose import Point as Choice
 from kareus.plan.policies.rules import Rule
 from kareus.plan.problem import StepProblem, build_problem, whole, with_limits
 from kareus.plan.repair import without_circles
 from kareus.plan.worst import worst_case_kept, worst_of
-from kareus.schedule import CollectiveKey, Effect, Proof, Schedule
+from kareus.schedule import CollectiveKey, Effect, Schedule
 from kareus.trace.identity import fingerprint
 from kareus.trace.manifest import Gradient
 from kareus.trace.types import StepGraph
@@ -222,7 +223,10 @@ def _plan_step(
             f"no schedule found in {time_limit_s:g} s; allow more with --time-limit, or loosen the limits"
         )
     stock_simulation = simulate([graph], None, cost)
-    schedule = lower(step, solution.choices, _effects(stock, solution), conditions=conditions)
+    stock_effect = Effect(time_us=stock.time_us, energy_j=stock.energy_j, source="predicted")
+    schedule = lower(
+        step, solution.choices, effects(stock_effect, solution, robust=robust), conditions=conditions
+    )
     stock_error = stock.time_us / stock_simulation.time_us - 1
     dropped: tuple[CollectiveKey, ...] = ()
 
@@ -245,9 +249,13 @@ def _plan_step(
     memory = memory_of(schedule, simulation)
     kept_stock = _why_stock(goal, stock_simulation, simulation, memory)
     if kept_stock:
-        solution = _as_stock(step, solution)
+        solution = as_stock(step, solution, robust=robust)
         schedule = lower(
-            step, step.stock_choices, _effects(stock, solution), conditions=conditions, notes=(kept_stock,)
+            step,
+            step.stock_choices,
+            effects(stock_effect, solution, robust=robust),
+            conditions=conditions,
+            notes=(kept_stock,),
         )
         simulation = stock_simulation
     schedule, simulation = with_early_gathers(graph, schedule, simulation, cost, knobs.early_gathers, score)
@@ -342,27 +350,6 @@ def _by_rule(goal: Goal, traced: Frontier, stock: Point, *, robust: bool) -> Goa
     return replace(goal, rule=None, deadline_us=math.ceil(chosen.time_s * 1e6 - 1e-3))
 
 
-def _effects(stock: Point, solution: Solution) -> Effects:
-    bound = solution.bound if solution.objective is Objective.ENERGY else None
-    bound_time = solution.bound if solution.objective is Objective.TIME else float(solution.time_us)
-    return Effects(
-        stock=Effect(time_us=stock.time_us, energy_j=stock.energy_j, source="predicted"),
-        predicted=Effect(time_us=solution.time_us, energy_j=solution.energy_mj / 1000, source="predicted"),
-        bound=Effect(time_us=bound_time, energy_j=None if bound is None else bound / 1000, source="bound")
-        if solution.certificate
-        else None,
-        proof=Proof(
-            status=str(solution.status),
-            objective="time" if solution.objective is Objective.TIME else "energy",
-            certificate=solution.certificate,
-            gap=solution.gap,
-            solve_s=solution.solve_s,
-            worst_time_us=solution.worst_time_us,
-            worst_energy_j=solution.worst_energy_mj / 1000,
-        ),
-    )
-
-
 def _why_stock(goal: Goal, stock: Simulation, planned: Simulation, memory: ExtraMemory) -> str:
     """A sentence when the simulated plan does not improve on stock in what the goal asks for."""
     if goal.memory_bytes is not None and memory.total > goal.memory_bytes:
@@ -382,17 +369,3 @@ def _why_stock(goal: Goal, stock: Simulation, planned: Simulation, memory: Extra
     if planned.energy_j > stock.energy_j * 1.0005 and planned.time_us > stock.time_us * 0.9995:
         return f"kept as stock: the solver's plan simulates at {planned.energy_j:.2f} J, stock at {stock.energy_j:.2f} J"
     return ""
-
-
-def _as_stock(step: StepProblem, solution: Solution) -> Solution:
-    """The stock plan in a solution's clothes; its bound is still the proven one."""
-    judged = judge(replace(step.problem, governed=False), step.stock_choices)
-    value = judged.time_us if solution.objective is Objective.TIME else judged.energy_mj
-    return replace(
-        solution,
-        status=Status.FEASIBLE,
-        choices=step.stock_choices,
-        time_us=judged.time_us,
-        energy_mj=judged.energy_mj,
-        gap=(value - solution.bound) / value if value else 0.0,
-    )

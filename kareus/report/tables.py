@@ -189,9 +189,10 @@ def _measured(document: Mapping[str, Any]) -> list[str]:
 def _bound(document: Mapping[str, Any]) -> list[str]:
     bound = document.get("bound") or {}
     energy, time = bound.get("energy_j"), bound.get("time_us")
+    said = "proven, of the worst case" if bound.get("of") == "worst_case" else "proven"
     if document.get("objective") == "time" and time is not None:
-        return ["bound", ms(time), "", "", "", "proven"]
-    return ["bound", "", "", joules(energy), "", "proven"] if energy is not None else []
+        return ["bound", ms(time), "", "", "", said]
+    return ["bound", "", "", joules(energy), "", said] if energy is not None else []
 
 
 def _proof(document: Mapping[str, Any]) -> str:

@@ -30,9 +30,7 @@ def one_layer_step(seed: int) -> StepGraph:
     for phase, unit, count in parts:
         firsts.append(len(ops))
         for _ in range(count):
-            kind = rng.choice(
-                (KernelClass.GEMM, KernelClass.GEMM, KernelClass.ATTENTION, KernelClass.MEMORY)
-            )
+            kind = rng.choice((KernelClass.GEMM, KernelClass.GEMM, KernelClass.ATTENTION, KernelClass.MEMORY))
             length = rng.uniform(100.0, 900.0)
             ops.append(
                 MadeUpOp(

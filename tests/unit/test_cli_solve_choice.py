@@ -57,6 +57,10 @@ def test_robust_uses_less_of_what_is_known_badly(solve: Solve, tmp_path: Path) -
     assert usual["worst_case"]["time_us"] > well["worst_case"]["time_us"] * 1.005
     assert robust["worst_case"]["time_us"] < usual["worst_case"]["time_us"] * 0.995
     assert robust["predicted"]["time_us"] >= usual["predicted"]["time_us"]
+    assert (usual["bound"]["of"], robust["bound"]["of"]) == ("predicted", "worst_case")
+    assert robust["bound"]["time_us"] <= robust["worst_case"]["time_us"]
+    assert same.bound is not None
+    assert careful.bound is None  # it would be set against nominal figures
 
 
 def test_robust_prefers_what_was_recorded_to_what_a_poor_model_promises(solve: Solve, tmp_path: Path) -> None:
