@@ -22,6 +22,7 @@ from kareus.trace.types import F64, I64, CollectiveKind
 
 _EPS = 1e-9
 MAX_LEVELS = 48  # distinct collectives in one call: sets of them are bit masks
+_LISTED = 1 << 20  # sets of running collectives that are looked up by their bits
 _CHUNK = 8192  # settings advanced together, few enough to stay in the cache
 _UNSETTLED = "the span evaluator made no progress; this is a bug in kareus.model.span_cost"
 
@@ -159,8 +160,17 @@ class _Evaluation:
     def _rows(self, clock: I64, active: NDArray[np.bool_], live: I64) -> I64:
         """Table row of each setting's running set, built when first met."""
         bits = np.where(active, np.left_shift(np.int64(1), self.level[live]), 0).sum(axis=1) if self.k else 0
-        codes, inverse = np.unique(bits * len(self.clocks) + clock, return_inverse=True)
-        numbers = np.array([self._row(int(code)) for code in codes], np.int64)
+        code = bits * len(self.clocks) + clock
+        largest = int(code.max(initial=0))
+        if largest < _LISTED:  # marking what occurs is several times faster than sorting
+            number = np.zeros(largest + 1, np.int32)
+            number[code] = 1
+            for one in np.flatnonzero(number).tolist():
+                number[one] = self._row(one)
+            self.tables.freeze()
+            return np.asarray(number[code])
+        codes, inverse = np.unique(code, return_inverse=True)
+        numbers = np.array([self._row(int(one)) for one in codes], np.int64)
         self.tables.freeze()
         return np.asarray(numbers[inverse])
 

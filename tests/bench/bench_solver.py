@@ -1,9 +1,10 @@
-"""Measures the solver: `python tests/bench/bench_solver.py {frontier,brute,regret,projects,steps} ...`.
+"""Measures the solver: `python tests/bench/bench_solver.py {frontier,brute,regret,projects,steps,settings} ...`.
 
     frontier              generated Llama-8B, 70B and 405B-like steps, switch time 0, 10 and 50 ms, 20 points
     brute [COUNT]         random tiny problems, every feature on in some, against enumeration of all plans
     regret                what searches with 40, 100 and 200 evaluations of the same tables lose
     projects DIR          PSPLIB multi-mode instances against their published optima
+    settings [COUNT]      settings of a recorded span priced in one call
     steps                 `kareus solve` from the recorded traces to a schedule: time, proof, the improver's gain
 
 CPU time is the figure to compare: wall time depends on what else the machine does, so the load is kept
@@ -246,6 +247,47 @@ def bench_steps(args: argparse.Namespace) -> None:
     save("steps", rows)
 
 
+def bench_settings(args: argparse.Namespace) -> None:
+    """The recorded span with most settings, repeated to COUNT of them; median of five calls."""
+    import numpy as np
+
+    from kareus.model.cost import CostModel
+    from kareus.model.span_cost import evaluate
+    from kareus.model.span_work import SpanConfigs, span_work
+    from kareus.plan.knobs import Knobs
+    from kareus.plan.options import enumerate_settings
+    from kareus.trace.graph import graphs
+    from kareus.trace.ranks import TraceSet
+    from kareus.trace.spans import find_spans
+
+    graph = graphs(TraceSet.open("traces/fsdp2-nvlink-collected").load(0))[-1]
+    cost = CostModel.assumed(graph.gpu, graph.num_sms)
+    found = [(enumerate_settings(span, graph.collectives, cost, Knobs()), span) for span in find_spans(graph)]
+    settings, span = max(found, key=lambda pair: len(pair[0]))
+    rows = np.arange(args.count) % len(settings)
+    configs = SpanConfigs(
+        num_ctas=settings.num_ctas[rows],
+        position=settings.position[rows],
+        serialise=settings.serialise[rows],
+        sm_clock_mhz=np.full(args.count, cost["reference_clock_mhz"]),
+    )
+    work, spent = span_work(graph, span), []
+    for _ in range(5):
+        cpu = time.process_time()
+        evaluate(work, configs, cost)
+        spent.append(time.process_time() - cpu)
+    measured = {
+        "span": span.name,
+        "compute_ops": len(span.compute),
+        "collectives": len(span.collectives),
+        "distinct_settings": len(settings),
+        "settings": args.count,
+        "cpu_s": sorted(spent),
+    }
+    print(measured)
+    save("settings", measured)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     commands = parser.add_subparsers(required=True)
@@ -263,6 +305,9 @@ def main() -> None:
     p = commands.add_parser("regret")
     p.add_argument("--seeds", type=int, default=5)
     p.set_defaults(run=bench_regret)
+    p = commands.add_parser("settings")
+    p.add_argument("count", type=int, nargs="?", default=200_000)
+    p.set_defaults(run=bench_settings)
     p = commands.add_parser("steps")
     p.add_argument("--profile", help="profile to fit costs from (default: assumed costs, no fit)")
     p.set_defaults(run=bench_steps)
