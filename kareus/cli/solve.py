@@ -277,6 +277,7 @@ def solve_document(plan: Plan, step: StepInput, *, robust: bool = False) -> dict
         "step": plan.step.graph.index,
         "spans": len(plan.step.spans),
         "span_kinds": len(plan.step.tables),
+        "may_run_on": sum(c.may_run_on for span in plan.step.spans for c in span.collectives),
         "options_priced": sum(table.priced for table in plan.step.tables),
         "changed_collectives": len(plan.schedule.decisions),
         "early_gathers": plan.schedule.early_gathers,

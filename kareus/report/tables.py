@@ -217,6 +217,8 @@ def _simulated(document: Mapping[str, Any]) -> str:
     error = document.get("composition_error") or {}
     if error.get("scheduled") is not None:
         words += f"; sum of its spans off by {signed_percent(error['scheduled'])}"
+        if document.get("may_run_on"):
+            words += f", {document['may_run_on']} collectives that may run on into a later one priced as ending in theirs"
     recorded = (document.get("measured") or {}).get("time_us")
     if recorded:
         words += f"; stock off the recorded step by {signed_percent(change(recorded, before))}"

@@ -176,6 +176,7 @@ def _span(graph: StepGraph, compute: I64, reaches: list[_Reach], index: int, fir
                     stock=max(stock, ready),
                     required_at=min(reach.required, last) - first,
                     blocks=reach.blocks,
+                    may_run_on=last < reach.required < len(compute),
                     **_choices(reach, points, ready, max(stock, ready), last - first),
                 )
             )

@@ -332,6 +332,7 @@ class SpanCollective:
         positions: positions a launch point exists for (named in `points`), ascending.
         points: one launch point text "side|module|phase" for each of `positions`; "" is stock's.
         blocks: compute waits for it where stock starts it, on a device without streams.
+        may_run_on: nothing in the span waits for it, only a later one does.
     """
 
     row: int
@@ -341,6 +342,7 @@ class SpanCollective:
     positions: tuple[int, ...]
     points: tuple[str, ...]
     blocks: bool = False
+    may_run_on: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -67,6 +67,7 @@ def test_a_gather_may_run_across_a_phase_change():
     first, last = find_spans(graph)  # cut where compute waits, not where backward starts
     assert (len(first.compute), len(last.compute)) == (5, 1)
     assert [c.required_at for c in first.collectives] == [5]
+    assert not any(c.may_run_on for c in first.collectives)
     (gather,) = first.collectives  # its launch points are hooks of the phase they lie in
     assert (gather.positions, gather.points) == ((2, 4), ("", "before|blocks.0|backward"))
     played = simulate([graph], None, COST).time_us
@@ -85,6 +86,7 @@ def test_what_runs_on_into_the_next_span_is_priced_too_dear_never_too_cheap(kind
     graph = step(kind, start_us=2 * OP_US, us=2.5 * OP_US, needed_by=5)
     spans = find_spans(graph)
     late = next(c for s in spans for c in s.collectives if graph.collectives[c.row].num_bytes > 1_000_000)
+    assert [c for s in spans for c in s.collectives if c.may_run_on] == [late]
     assert (late.stock, late.required_at) == (
         2,
         3,
