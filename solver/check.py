@@ -37,6 +37,7 @@ class Judged:
 
 LARGEST = 10**15  # of any number: every sum the methods make of them then fits 64 bits or is refused by them
 LARGEST_STEP = 10**12  # us (eleven days) and mJ (a gigajoule) of a whole step
+LARGEST_HELD_NJ = 2 * 10**18  # power limit times time of a whole step
 
 
 def require_valid(problem: Problem) -> None:
@@ -87,13 +88,37 @@ def require_valid(problem: Problem) -> None:
                 check_size(getattr(option, name), f"{where}.{name}")
     for name, most in zip(("us", "mJ"), _most(problem), strict=True):
         check(most <= LARGEST_STEP, "chain", f"a step of at most {LARGEST_STEP:.0e} {name} in all", most)
+    cap = binding_power_mw(problem)
+    if cap is not None:
+        held_nj = cap * _most(problem)[0]
+        path = "limits.average_power_mw"
+        check(
+            held_nj <= LARGEST_HELD_NJ, path, f"at most {LARGEST_HELD_NJ:.0e} nJ in the longest step", held_nj
+        )
     if problem.governed:
         check(
-            problem.limits.average_power_mw is not None,
+            cap is not None,
             "limits.average_power_mw",
             "the power the governor holds, since governed is true",
             None,
         )
+        for k, kind in enumerate(problem.kinds):
+            seen: set[tuple[int, str]] = set()
+            for m, option in enumerate(kind.options):
+                choice = option.clock, decision_of(option)
+                expected = "a decision that no other option has at its clock, since governed is true"
+                check(choice not in seen, f"kinds[{k}].options[{m}].decision", expected, choice[1])
+                seen.add(choice)
+
+
+def binding_power_mw(problem: Problem) -> int | None:
+    """The average power limit (mW), or the least that forbids the same plans where it is far beyond any plan."""
+    cap = problem.limits.average_power_mw
+    if cap is None:
+        return None
+    fastest = [min(min(o.time_us, o.worst_time_us or o.time_us) for o in k.options) for k in problem.kinds]
+    least_us = max(sum(fastest[k] for k in problem.chain), 1)
+    return min(cap, -(-_most(problem)[1] * 1_000_000 // least_us))
 
 
 def _most(problem: Problem) -> tuple[int, int]:

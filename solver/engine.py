@@ -21,7 +21,7 @@ from solver.bounds.labels import exact_optimum
 from solver.bounds.levels import LevelSearch
 from solver.bounds.price_table import price_table
 from solver.bounds.tree import PatternTree
-from solver.check import Judged, judge, require_valid
+from solver.check import Judged, binding_power_mw, judge, require_valid
 from solver.errors import ContradictionError
 from solver.governor import settled
 from solver.heuristic import best_greedy
@@ -89,7 +89,10 @@ class Engine:
 
     def __init__(self, problem: Problem, settings: Settings) -> None:
         require_valid(problem)
-        self.problem = problem
+        self._power_mw = binding_power_mw(problem)
+        self.problem = problem = replace(
+            problem, limits=replace(problem.limits, average_power_mw=self._power_mw)
+        )
         self.settings = settings
         self.tables = build_tables(worst_case(problem) if settings.robust else problem)
         self.last: Ints | None = None
@@ -123,6 +126,7 @@ class Engine:
         began = time.monotonic()
         if self.tables is None or self._search is None:
             return _no_plan(Status.INFEASIBLE, objective, "memory: a span has no option within it", began)
+        limits = replace(limits, average_power_mw=self._power_mw)
         tables = replace(self.tables, problem=replace(self.tables.problem, limits=limits))
         run = _Run(self, tables, objective, began, time_limit_s, progress)
         run.offer(start)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from dataclasses import replace
 
+from solver.check import LARGEST
 from solver.engine import Engine, ProgressFn, Settings
 from solver.problem import Limits, Problem
 from solver.solution import Objective, Solution, Status
+
+_POWER_S = 4.0  # to narrow down the least average power
 
 
 def solve(
@@ -61,27 +66,34 @@ def explain(problem: Problem, settings: Settings) -> str:
 
     def ask(objective: Objective, free: Limits) -> Solution:
         governed = problem.governed and free.average_power_mw is not None
-        engine = Engine(replace(problem, limits=free, governed=governed), replace(settings, tie=0.0))
+        engine = Engine(replace(problem, limits=free, governed=governed), replace(settings, tie=0.0, gap=0.0))
         return engine.solve(objective, free, time_limit_s=1.0)
 
+    def least_of(least: Solution, limit: int, unit: str) -> str | None:
+        """What is proven of the least value of an axis, None where that does not contradict its limit."""
+        by_time = least.objective is Objective.TIME
+        value = least.time_us if by_time else least.energy_mj
+        if settings.robust:
+            value = least.worst_time_us if by_time else least.worst_energy_mj
+        if not least.choices or value <= limit:
+            return None
+        proven = max(min(math.ceil(least.bound), value), limit + 1)  # that nothing meets the limit is proven
+        enough = "" if proven == value else f", {value} {unit} is enough"
+        return f"at least {proven} {unit} is needed{enough}, the limit is {limit} {unit}"
+
     if limits.time_us is not None:
-        least = ask(Objective.TIME, replace(limits, time_us=None))
-        if least.choices:
-            value = least.worst_time_us if settings.robust else least.time_us
-            if value > limits.time_us:
-                found.append(f"time: at least {value} us is needed, the limit is {limits.time_us} us")
+        text = least_of(ask(Objective.TIME, replace(limits, time_us=None)), limits.time_us, "us")
+        found += [f"time: {text}"] if text else []
     if limits.energy_mj is not None:
-        least = ask(Objective.ENERGY, replace(limits, energy_mj=None))
-        if least.choices:
-            value = least.worst_energy_mj if settings.robust else least.energy_mj
-            if value > limits.energy_mj:
-                found.append(f"energy: at least {value} mJ is needed, the limit is {limits.energy_mj} mJ")
+        text = least_of(ask(Objective.ENERGY, replace(limits, energy_mj=None)), limits.energy_mj, "mJ")
+        found += [f"energy: {text}"] if text else []
     cap = limits.average_power_mw
     if cap is not None and not (problem.governed and found):  # the governor holds its limit by itself
         least = ask(Objective.TIME, replace(limits, average_power_mw=None))
         if least.choices and least.time_us:
-            least_mw = _least_power(problem, settings, least, cap)
-            found.append(f"average power: about {least_mw} mW is needed, the limit is {cap} mW")
+            least_mw, proven = _least_power(problem, settings, least, cap)
+            words = "about" if proven else "no more than"
+            found.append(f"average power: {words} {least_mw} mW is needed, the limit is {cap} mW")
     if limits.memory_bytes is not None and ask(Objective.TIME, replace(limits, memory_bytes=None)).choices:
         least_bytes, proven = _least_memory(problem, settings, limits.memory_bytes)
         words = "at least" if proven else "no more than"
@@ -119,8 +131,9 @@ def _least_memory(problem: Problem, settings: Settings, low_bytes: int) -> tuple
     return values[high], proven
 
 
-def _least_power(problem: Problem, settings: Settings, known: Solution, low_mw: int) -> int:
-    """Smallest average power (mW) any plan reaches under the other limits, by bisection to 0.1 %.
+def _least_power(problem: Problem, settings: Settings, known: Solution, low_mw: int) -> tuple[int, bool]:
+    """Smallest average power (mW) any plan reaches under the other limits, by bisection to 0.1 % while there is
+    time, and whether less is proven impossible.
 
     Args:
         problem, settings: as for `explain`. known: a plan within the other limits.
@@ -129,17 +142,20 @@ def _least_power(problem: Problem, settings: Settings, known: Solution, low_mw: 
     energy, time_us = known.energy_mj, known.time_us
     if settings.robust:
         energy, time_us = known.worst_energy_mj, known.worst_time_us
-    high_mw = -(-energy * 1_000_000 // time_us)
+    high_mw, proven = -(-energy * 1_000_000 // time_us), True
+    if high_mw > LARGEST:
+        return high_mw, False
+    until = time.monotonic() + _POWER_S
     while high_mw - low_mw > max(low_mw // 1000, 1):
+        if time.monotonic() > until:
+            return high_mw, False
         middle = (low_mw + high_mw) // 2
-        if _possible(problem, settings, middle):
+        limits = replace(problem.limits, average_power_mw=middle)
+        engine = Engine(replace(problem, limits=limits, governed=False), replace(settings, tie=0.0, gap=1.0))
+        status = engine.solve(Objective.TIME, limits, time_limit_s=0.5).status
+        if status in (Status.OPTIMAL, Status.FEASIBLE, Status.HEURISTIC):
             high_mw = middle
         else:
+            proven = proven and status is Status.INFEASIBLE
             low_mw = middle
-    return high_mw
-
-
-def _possible(problem: Problem, settings: Settings, cap_mw: int) -> bool:
-    limits: Limits = replace(problem.limits, average_power_mw=cap_mw)
-    engine = Engine(replace(problem, limits=limits, governed=False), replace(settings, tie=0.0, cpsat=False))
-    return bool(engine.solve(Objective.TIME, limits, time_limit_s=0.5).choices)
+    return high_mw, proven

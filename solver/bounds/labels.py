@@ -98,6 +98,8 @@ class _Walk:
         )
         stay = min(time_us, self.dwell)
         if state is None:
+            if not self._fits(rungs, memory):
+                return None
             return State(clock, clock, stay, -1, rungs, memory, higher), cost
         first_stay = state.first_stay_us
         if clock == state.clock:

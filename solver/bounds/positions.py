@@ -1,8 +1,10 @@
 """Positions of the chain where the clock of a cheapest path may change.
 
 At a fixed price of time the cost of a path is linear in the place of a change inside a stretch that repeats
-one unit of spans, so some cheapest path changes only near the ends of such stretches (or of a window that a
-search imposes). Looking there alone makes the path search independent of the number of layers.
+one unit of spans. So changes may be shifted by whole units, together where they lie within a unit of each
+other, until they come near an end of the stretch, or of a window that a search imposes: some cheapest path of m
+changes has all of them within m units of such ends. Looking there alone makes the path search independent of
+the number of layers.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ def repeats(chain: Ints) -> list[tuple[int, int, int]]:
     return found
 
 
-def cut_positions(spans: int, stretches: list[tuple[int, int, int]], windows: Iterable[int] = ()) -> Ints:
+def cut_positions(
+    spans: int, stretches: list[tuple[int, int, int]], changes: int, windows: Iterable[int] = ()
+) -> Ints:
     """Return int64[cuts], ascending, from 1 to the number of spans, where a change of clock is worth trying.
 
     Args:
         spans: length of the chain. stretches: of the chain, from `repeats`.
+        changes: of clock along the chain, at most.
         windows: ends of windows a cut is confined to.
     """
     places: set[int] = {spans}
@@ -48,5 +53,6 @@ def cut_positions(spans: int, stretches: list[tuple[int, int, int]], windows: It
             places.update(range(start, end + 1))
             continue
         for edge in (start, end, *(w for w in extra if start <= w <= end)):
-            places.update(p for p in range(edge - period, edge + period + 1) if start <= p <= end)
+            near = max(changes, 1) * period
+            places.update(range(max(edge - near, start), min(edge + near, end) + 1))
     return np.array(sorted(p for p in places if 1 <= p <= spans), np.int64)

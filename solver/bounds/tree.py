@@ -165,14 +165,12 @@ class PatternTree:
             live = [node for node, _ in asks if not node.hull.empty]
 
     def _places(self, group: list[tuple[Node, tuple[float, float]]]) -> Ints:
-        """Where paths may change clock. Where a change pays (slow is good under a power limit) every place
-        counts: the cheapest open-ended path would rather change often than at the best places."""
-        oracle = self.oracle
-        pays = any(a * oracle.switch_us + b * oracle.switch_mj < 0 for _, (a, b) in group)
-        if pays and group[0][0].shape.open_end:
+        """Where paths may change clock: anywhere if they may change it any number of times."""
+        shape = group[0][0].shape
+        if shape.open_end:
             return np.arange(1, len(self.tables.chain) + 1, dtype=np.int64)
         windows = {int(w) for n, _ in group for w in n.shape.windows.ravel()}
-        return cut_positions(len(self.tables.chain), self._stretches, windows)
+        return cut_positions(len(self.tables.chain), self._stretches, shape.stays - 1, windows)
 
     def _plans(self, node: Node, linear: Linear, goal: Goal) -> list[Ints]:
         """Plans near the node's best mix: its affordable end, filled up."""
