@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 SEARCH_WORK = 1.2e7  # operations x plans x rounds of local search: some 3 s of CPU time
 _SEARCH_PASSES = 6
 _SEARCHED = 300  # deadlines searched in one pass, those of the largest gap
-_EXCHANGE_ROUNDS = 4  # of exchanges after each pass
+_EXCHANGE_ROUNDS = 4  # of exchanges after each pass, on graphs of up to so many operations:
+_EXCHANGE_SIZE = 500
 _SATISFIED = 5e-4  # gap below which a deadline is not searched
 _EXACT_SIZE = 40  # operations up to which single deadlines are solved exactly
 _EXACT_SOLVES = 40
@@ -50,7 +51,8 @@ def _searched(frontier: SlackFrontier, space: SearchSpace, work: float, seed: in
         return frontier
     deadline = frontier.answered_until_us()[worst]
     found = search_plans(space, deadline, frontier.choices[worst].T, work=work, seed=seed)
-    found = exchange_steps(space, found, deadline, rounds=_EXCHANGE_ROUNDS)
+    if space.graph.size <= _EXCHANGE_SIZE:
+        found = exchange_steps(space, found, deadline, rounds=_EXCHANGE_ROUNDS)
     return frontier.with_plans((space.makespan(found), space.energy(found), found.T))
 
 

@@ -20,7 +20,8 @@ from solver.slack_round import Choices, Floats, Ints, convex_hull
 from solver.slack_search import SearchSpace
 
 _CORNER_ROUNDS = 6
-_SWEEP_ROUNDS = 4
+_SWEEP_ROUNDS, _FEW_SWEEP_ROUNDS = 4, 2  # few above so many operations, where a round takes seconds:
+_LARGE = 1000
 
 
 def corner_plans(space: SearchSpace, duration_us: Floats, start_us: Floats) -> Choices:
@@ -56,7 +57,8 @@ def swept_plans(space: SearchSpace, corners: Choices, points: int) -> Choices:
             np.where(early, fast[:, None], slow[:, None]),
         ]
     choices = np.concatenate(plans, axis=1)
-    return exchange_steps(space, choices, space.makespan(choices), rounds=_SWEEP_ROUNDS)
+    rounds = _SWEEP_ROUNDS if space.graph.size <= _LARGE else _FEW_SWEEP_ROUNDS
+    return exchange_steps(space, choices, space.makespan(choices), rounds=rounds)
 
 
 def _hull(makespan: Floats, energy: Floats) -> Ints:
