@@ -17,7 +17,7 @@ from importlib.util import find_spec
 import numpy as np
 
 from solver.bounds.clock_sets import ClockSets
-from solver.bounds.labels import exact_optimum
+from solver.bounds.labels import LEAST_WORK, exact_optimum
 from solver.bounds.levels import LevelSearch
 from solver.bounds.price_table import price_table
 from solver.bounds.tree import PatternTree
@@ -34,6 +34,7 @@ PROOF_GAP = 1e-3  # a point counts as proven when its bound is this close and bo
 TREE_GAP = 5e-4  # where the tree stops: half the proof gap leaves room for ties
 TREE_NODES = 400
 _LEAST_SEGMENTS, _MOST_SEGMENTS = 3, 6
+_WORK_PER_S, _MOST_WORK = 2_000_000, 4_000_000  # of the exact dynamic programme
 _LEAST_CPSAT_S = 0.1  # building the model alone takes about as long
 
 
@@ -198,9 +199,12 @@ class _Run:
         if self.settings.cpsat and not self.interrupted and in_time and not settled:
             proofs["cp-sat"] = self._cpsat(tree, self._level_floors(proofs))
         if self._agreed(proofs, PROOF_GAP) < 2 and not self.interrupted:
-            exact = exact_optimum(self.tables, self.goal, below=self.value)
+            below = self.value * (1 - min(self.settings.gap, PROOF_GAP))
+            left_s = self.until - time.monotonic() if self.settings.deterministic_time is None else math.inf
+            work = round(min(max(left_s * _WORK_PER_S, LEAST_WORK), _MOST_WORK))
+            exact = exact_optimum(self.tables, self.goal, below=below, max_work=work)
             if exact is not None:
-                proofs["dp"] = exact
+                proofs["dp"] = exact if exact <= below or math.isinf(below) else math.floor(below) + 1.0
         self._cross_check(proofs)
         if math.isinf(self.value) and any(math.isinf(b) and b > 0 for b in proofs.values()):
             names = "+".join(n for n, b in proofs.items() if math.isinf(b) and b > 0)

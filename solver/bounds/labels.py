@@ -13,9 +13,14 @@ import numpy as np
 
 from solver.governor import governor_twins
 from solver.plan import Goal, Totals
+from solver.solution import Objective
 from solver.tables import Ints, Tables
 
+LEAST_WORK = 300_000  # a tenth of a second or so
 _STEP_COST = 20  # what one step costs in Python, in labels
+_NUM_PRICES = 40
+_NJ = 1_000_000  # nanojoules in a millijoule
+_LARGEST = 2**61  # of any sum, so that int64 holds it
 Twin = tuple[tuple[int, int] | None, ...]
 
 
@@ -38,7 +43,7 @@ class State:
     higher: Twin
 
 
-def exact_optimum(tables: Tables, goal: Goal, *, below: float, max_work: int = 300_000) -> float | None:
+def exact_optimum(tables: Tables, goal: Goal, *, below: float, max_work: int = LEAST_WORK) -> float | None:
     """Return the optimal objective, infinite where no plan meets the limits or is at most `below`.
 
     Args:
@@ -47,13 +52,14 @@ def exact_optimum(tables: Tables, goal: Goal, *, below: float, max_work: int = 3
         max_work: label extensions after which the answer is None (too large for this method).
     """
     walk = _Walk(tables, goal, below)
+    rest = Rest(tables, goal, below)
     layer: dict[State, Ints] = {}
     work = 0
     for position, kind in enumerate(tables.chain.tolist()):
         grown: dict[State, list[Ints]] = {}
         sources = layer.items() if position else [(None, np.zeros((1, 2), np.int64))]
         for state, labels in sources:
-            for row in range(len(tables.kinds[kind].origin)):
+            for row in walk.rows(state, kind):
                 work += _STEP_COST + len(labels)
                 if work > max_work:
                     return None
@@ -63,7 +69,7 @@ def exact_optimum(tables: Tables, goal: Goal, *, below: float, max_work: int = 3
                     grown.setdefault(after, []).append(labels + cost)
         layer = {}
         for state, parts in grown.items():
-            kept = walk.prune(np.concatenate(parts))
+            kept = walk.prune(rest.within_reach(np.concatenate(parts), position + 1))
             if len(kept):
                 layer[state] = kept
     best = np.inf
@@ -72,9 +78,64 @@ def exact_optimum(tables: Tables, goal: Goal, *, below: float, max_work: int = 3
         if closing is not None:
             for time_us, dynamic in (labels + closing).tolist():
                 totals = Totals(time_us=time_us, dynamic_mj=dynamic)
-                if goal.met(totals):
+                if goal.met(totals) and goal.value(totals) <= below:
                     best = min(best, float(goal.value(totals)))
     return best
+
+
+class Rest:
+    """What the spans still to come cost at least: labels that cannot end within the limits are dropped.
+
+    Args:
+        tables: the problem. goal: objective and limits. below: most the objective may be.
+    """
+
+    def __init__(self, tables: Tables, goal: Goal, below: float) -> None:
+        self._static = goal.static_mw
+        most_us, most_mj = goal.time_us, goal.energy_mj
+        if np.isfinite(below):
+            if goal.objective is Objective.TIME:
+                most_us = int(below) if most_us is None else min(most_us, int(below))
+            else:
+                most_mj = int(below) if most_mj is None else min(most_mj, int(below))
+        times = [t.time_us for t in tables.kinds]
+        energies = [_NJ * t.energy_mj + goal.static_mw * t.time_us for t in tables.kinds]
+        # Energy plus price times time within both limits, at some prices (nJ per us), and time by itself.
+        rows: list[tuple[int, int, int]] = []  # weight of energy, weight of time, limit
+        if most_us is not None:
+            rows.append((0, 1, most_us))
+        if most_mj is not None:
+            rows.append((1, 0, _NJ * most_mj))
+            if most_us is not None:
+                rows += [
+                    (1, price, _NJ * most_mj + price * most_us)
+                    for price in self._prices(times, energies)
+                    if price * max(most_us, 1) < _LARGEST
+                ]
+        self._rows = [row for row in rows if row[2] < _LARGEST]
+        self._rest = []
+        for energy, time_weight, _ in self._rows:
+            least = [int((energy * e + time_weight * t).min()) for e, t in zip(energies, times, strict=True)]
+            along = np.array([0, *(least[k] for k in tables.chain[::-1])], np.int64).cumsum()
+            self._rest.append(along[::-1])
+
+    @staticmethod
+    def _prices(times: list[Ints], energies: list[Ints]) -> list[int]:
+        """Prices around the slopes between the options of a kind."""
+        spread_us = min((int(np.ptp(t)) for t in times if np.ptp(t)), default=0)
+        spread_nj = max(int(np.ptp(e)) for e in energies)
+        if not spread_us or not spread_nj:
+            return []
+        grid = np.geomspace(1, max(spread_nj / spread_us, 2), _NUM_PRICES)
+        return sorted({int(price) for price in grid.round()})
+
+    def within_reach(self, labels: Ints, position: int) -> Ints:
+        """Labels (time, dynamic energy) that may still end within the limits when `position` spans are passed."""
+        time_us, energy = labels[:, 0], _NJ * labels[:, 1] + self._static * labels[:, 0]
+        keep = np.ones(len(labels), np.bool_)
+        for (energy_weight, time_weight, limit), rest in zip(self._rows, self._rest, strict=True):
+            keep &= energy_weight * energy + time_weight * time_us <= limit - int(rest[position])
+        return labels[keep]
 
 
 class _Walk:
@@ -85,6 +146,12 @@ class _Walk:
         self.switch = np.array([self.problem.switch_time_us, self.problem.switch_energy_mj], np.int64)
         self.levels = tables.num_clocks if self.problem.governed else 0
         self.twins = [governor_twins(tables, high) for high in range(self.levels)]
+
+    def rows(self, state: State | None, kind: int) -> list[int]:
+        """Rows a span may take: all, or those at the clock of the step."""
+        clock = self.tables.kinds[kind].clock
+        one = state is not None and self.tables.one_clock
+        return np.flatnonzero(clock == state.clock if one and state else clock >= 0).tolist()
 
     def extend(self, state: State | None, kind: int, row: int) -> tuple[State, Ints] | None:
         """The state after one more span and what it costs, None where a rule breaks."""
